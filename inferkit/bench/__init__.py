@@ -1,1 +1,1 @@
-""""""
+"""Benchmarks against something measured in the same run."""

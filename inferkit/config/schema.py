@@ -70,7 +70,7 @@ class DataConfig:
 class LoaderConfig(TargetConfig):
     """How weights get into the model (`model.with_ckpt=true`)."""
 
-    _target_: str = "inferkit.loader.DefaultModelLoader"
+    _target_: str = "inferkit.loader.default_loader.DefaultModelLoader"
 
 
 @dataclass(kw_only=True)

@@ -1,1 +1,1 @@
-""""""
+"""From a batch to new tokens: inputs, forward, sampling."""

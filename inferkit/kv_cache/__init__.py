@@ -1,1 +1,1 @@
-""""""
+"""Block accounting of the KV cache; knows no tensors."""

@@ -1,1 +1,1 @@
-""""""
+"""Where weights, configuration and tokenizer of a model come from."""

@@ -1,1 +1,1 @@
-""""""
+"""Determined prompts, step timing, run directory: the offline mode."""

@@ -1,1 +1,1 @@
-""""""
+"""Everything that is specific to a device."""

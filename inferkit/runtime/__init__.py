@@ -1,1 +1,1 @@
-""""""
+"""Assembly of one worker, worker processes, run directories."""
