@@ -20,6 +20,8 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     PROMPT_TOO_LONG = "prompt_too_long"
+    REFUSED = "refused"
+    """The request can never run with this configuration; `finish_detail` names the numbers."""
     ABORT = "abort"
 
 
@@ -35,7 +37,7 @@ class TokenLogprobs:
     """(token id, logprob) of the most likely tokens, best first."""
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Request:
     """A request's whole state: `to_dict` writes it down, `from_dict` continues it elsewhere.
 
@@ -82,6 +84,11 @@ class Request:
     @property
     def is_finished(self) -> bool:
         return self.state is RequestState.FINISHED
+
+    @property
+    def is_decoding(self) -> bool:
+        """Only the newest token is not computed yet."""
+        return self.state is RequestState.RUNNING
 
     def token_ids(self, start: int, end: int) -> list[int]:
         """Token ids of positions [start, end) of prompt + output."""
