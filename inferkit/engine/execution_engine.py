@@ -1,0 +1,108 @@
+"""Runs batches: inputs -> forward -> sampling. Knows no queues and no text."""
+
+import logging
+
+from inferkit.core.batch import Batch, BatchRow
+from inferkit.core.request import Request
+from inferkit.core.sampling_params import SamplingParams
+from inferkit.core.step_output import StepOutput
+from inferkit.engine.inputs import InputBuilder
+from inferkit.engine.model_worker import ModelWorker
+from inferkit.engine.sampler import Sampler
+from inferkit.kv_cache.kv_cache_manager import KVCacheManager
+
+logger = logging.getLogger(__name__)
+
+WARM_UP_TOKENS = 128
+DUMMY_REQUEST_ID = -1
+
+
+class ExecutionEngine:
+    """Start in this order: construct, `init` (loads weights), `init_cache`, `warm_up`.
+
+    Args:
+        worker: the rank's model.
+        max_model_len: longest request in tokens.
+        warm_up: whether `warm_up` does anything.
+    """
+
+    def __init__(
+        self, *, worker: ModelWorker, sampler: Sampler, max_model_len: int, warm_up: bool = True
+    ) -> None:
+        self.worker = worker
+        self.sampler = sampler
+        self.max_model_len = max_model_len
+        self.warm_up_enabled = warm_up
+        self._inputs: InputBuilder | None = None
+
+    def init(self) -> None:
+        """Build and load the model."""
+        self.worker.init()
+        self.cache_specs = self.worker.cache_specs(self.max_model_len)
+
+    def init_cache(self, kv_cache: KVCacheManager) -> None:
+        """Allocate the pools that the manager sized, and read its tables from now on."""
+        self.worker.init_kvcache(self.cache_specs, kv_cache.num_blocks)
+        self._inputs = InputBuilder(
+            kv_cache=kv_cache,
+            platform=self.worker.platform,
+            dtype=self.worker.ctx.dtype_name,
+            exe_mode=self.worker.exe_mode,
+        )
+
+    def warm_up(self, *, max_tokens: int, max_num_requests: int) -> None:
+        """One dummy prefill, compilation, one dummy decode; only the null block is touched."""
+        if not self.warm_up_enabled:
+            self.worker.compile_model()
+            return
+        num_tokens = max(1, min(WARM_UP_TOKENS, max_tokens, self.max_model_len - 1))
+        self._run(self._dummy_batch(1, 0, num_tokens), is_warm_up=True)
+        self.worker.compile_model()
+        if self.max_model_len > 1:
+            self._run(self._dummy_batch(max_num_requests, 1, 1), is_warm_up=True)
+
+    def forward_batch(self, batch: Batch) -> StepOutput:
+        """Run one step and sample the rows that end in a new token.
+
+        Every TP rank must enter, also with a dummy batch, whose result is discarded.
+        """
+        return self._run(batch)
+
+    def _run(self, batch: Batch, *, is_warm_up: bool = False) -> StepOutput:
+        assert self._inputs is not None, "init_cache() comes before the first batch"
+        model_inputs = self._inputs.build(batch, is_warm_up=is_warm_up)
+        logits_SV, seconds = self.worker.inference(model_inputs, batch.is_prefill)
+        if batch.is_dummy:
+            return StepOutput(next_tokens={}, inference_time=seconds, inference_time_main=seconds)
+        rows = [row for row in batch.rows if row.samples]
+        sampled = self.sampler.sample(logits_SV, rows)
+        return StepOutput(
+            next_tokens={
+                row.request_id: [token_id]
+                for row, token_id in zip(rows, sampled.token_ids, strict=True)
+            },
+            logprobs={
+                row.request_id: [entry]
+                for row, entry in zip(rows, sampled.logprobs, strict=True)
+                if entry is not None
+            },
+            logits=logits_SV,
+            inference_time=seconds,
+            inference_time_main=seconds,
+        )
+
+    def _dummy_batch(self, num_rows: int, num_computed: int, num_tokens: int) -> Batch:
+        request = Request(
+            request_id=DUMMY_REQUEST_ID,
+            prompt_token_ids=[0] * (num_computed + num_tokens),
+            sampling=SamplingParams(temperature=0.0),
+            seed=0,
+        )
+        row = BatchRow(
+            request=request,
+            num_computed_tokens=num_computed,
+            num_scheduled_tokens=num_tokens,
+            is_prefill=num_computed == 0,
+            samples=True,
+        )
+        return Batch(rows=[row] * num_rows, is_dummy=True)

@@ -1,0 +1,82 @@
+"""Attention over a cache: paged, or contiguous for models without a block manager.
+
+Both store and read through the platform's cache, so a model written on either runs everywhere.
+Legend: T = packed tokens, N = heads, D = head dim.
+"""
+
+import torch
+from torch import nn
+
+from inferkit.core.cache_spec import CacheKind, CacheSpec
+from inferkit.core.forward_metadata import ForwardMetaData
+from inferkit.layers.context import ModelContext
+
+CONTIGUOUS_KEY = "contiguous"
+"""Plan key of the contiguous cache: one block of full length per request."""
+
+
+class Attention(nn.Module):
+    """Causal attention with a paged cache, whose tensors the engine binds before the first step."""
+
+    def __init__(
+        self,
+        *,
+        layer_idx: int,
+        num_kv_heads: int,
+        head_dim: int,
+        window: int | None = None,
+        ctx: ModelContext,
+    ) -> None:
+        super().__init__()
+        self.platform = ctx.platform
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.scale = head_dim**-0.5
+        kind = CacheKind.FULL if window is None else CacheKind.SLIDING_WINDOW
+        self.cache_spec = CacheSpec(
+            layer_idx=layer_idx,
+            kind=kind,
+            manager_key=kind.value if window is None else f"{kind.value}_{window}",
+            num_heads=num_kv_heads,
+            dims=(head_dim, head_dim),
+            dtype=ctx.dtype_name,
+            block_size=ctx.block_size,
+            window=window,
+        )
+        self.k_cache: torch.Tensor | None = None
+        self.v_cache: torch.Tensor | None = None
+
+    @property
+    def plan_key(self) -> str:
+        return self.cache_spec.manager_key
+
+    def forward(
+        self,
+        q_TND: torch.Tensor,
+        k_TND: torch.Tensor,
+        v_TND: torch.Tensor,
+        forward_metadata: ForwardMetaData,
+    ) -> torch.Tensor:
+        """Write this step's keys and values, then attend; returns [T, N, D]."""
+        assert self.k_cache is not None and self.v_cache is not None, "the cache is not bound"
+        plan = forward_metadata.attention_plans[self.plan_key]
+        cache = (self.k_cache, self.v_cache)
+        self.platform.cache.write(cache, (k_TND, v_TND), plan.slots)
+        return self.platform.cache.attend(q_TND, k_TND, v_TND, cache, plan, self.scale)
+
+
+class ContiguousAttention(Attention):
+    """Legacy path: `ModelWorker.init_kvcache` allocates [rows, length, *cache_unit] per layer.
+
+    Row `cache_rows[i]` of `k_cache` and `v_cache` holds request i from position 0 on; row 0
+    belongs to nobody. Offline only.
+    """
+
+    @property
+    def cache_unit(self) -> tuple[int, int]:
+        """(KV heads of this rank, head dim)."""
+        return (self.num_kv_heads, self.head_dim)
+
+    @property
+    def plan_key(self) -> str:
+        return CONTIGUOUS_KEY

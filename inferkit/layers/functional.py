@@ -1,0 +1,25 @@
+"""Elementwise operators between the layers."""
+
+import torch
+import torch.nn.functional as F
+
+
+def silu_and_mul(gate_up_T2I: torch.Tensor) -> torch.Tensor:
+    """[T, 2I] -> [T, I]: silu of the first half times the second (SwiGLU, arXiv 2002.05202)."""
+    gate, up = gate_up_T2I.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
+
+
+def expand_rotary(
+    cos_TH: torch.Tensor, sin_TH: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[T, D/2] tables -> [T, 1, D] in the form that `apply_rotary` takes, once per step."""
+    cos = torch.cat((cos_TH, cos_TH), dim=-1)
+    sin = torch.cat((-sin_TH, sin_TH), dim=-1)
+    return cos.to(dtype)[:, None], sin.to(dtype)[:, None]
+
+
+def apply_rotary(x_TND: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate the two halves of each head (RoPE, arXiv 2104.09864, in the half-split order)."""
+    half = x_TND.shape[-1] // 2
+    return torch.addcmul(x_TND * cos, torch.roll(x_TND, half, dims=-1), sin)

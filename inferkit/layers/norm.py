@@ -1,0 +1,19 @@
+"""Root-mean-square normalisation."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from inferkit.layers.context import ModelContext
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (arXiv 1910.07467)."""
+
+    def __init__(self, size: int, eps: float, *, ctx: ModelContext) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = ctx.empty(size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)

@@ -1,0 +1,102 @@
+"""The CPU: reference platform and the one that every test runs on."""
+
+import os
+import resource
+from pathlib import Path
+
+import psutil
+import torch
+import torch.nn.functional as F
+
+from inferkit.platforms.base import Platform
+from inferkit.platforms.paged_cache import PagedCache
+
+
+class CpuPlatform(Platform):
+    """Weights are packed for oneDNN, whose prepacked matrix product reads them about 1.5 times
+    as fast as the plain one at small batches."""
+
+    name = "cpu"
+
+    def __init__(
+        self,
+        *,
+        version: str | None = None,
+        enable_weight_nz: bool = True,
+        num_threads: int = 0,
+        device_memory: int = 0,
+    ) -> None:
+        super().__init__(
+            version=version,
+            enable_weight_nz=enable_weight_nz,
+            num_threads=num_threads,
+            device_memory=device_memory,
+        )
+        self.device = torch.device("cpu")
+        self.cache = PagedCache(device=self.device)
+
+    def start(self) -> None:
+        torch.set_num_threads(self.num_threads or usable_cores())
+
+    def synchronize(self) -> None:
+        """Operators have finished when they return."""
+
+    def free_memory(self) -> int:
+        return self.device_memory or available_memory()
+
+    def peak_memory(self) -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def pack_weight(self, weight: torch.Tensor) -> torch.Tensor:
+        if not self.enable_weight_nz or not _has_packed_linear(weight.dtype):
+            return weight
+        packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
+        return packed
+
+    def linear(
+        self, x_TK: torch.Tensor, weight: torch.Tensor, bias_N: torch.Tensor | None
+    ) -> torch.Tensor:
+        if not weight.is_mkldnn:
+            return F.linear(x_TK, weight, bias_N)
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            x_TK, weight, bias_N, "none", [], ""
+        )
+        return out
+
+    def profiler_activities(self) -> list[torch.profiler.ProfilerActivity]:
+        return [torch.profiler.ProfilerActivity.CPU]
+
+
+def _has_packed_linear(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies this type natively here."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype is torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return dtype is torch.float32
+
+
+def usable_cores() -> int:
+    """Physical cores that this process may use: hyper-threads only compete for the same units."""
+    allowed = len(os.sched_getaffinity(0))
+    physical = psutil.cpu_count(logical=False) or allowed
+    return max(1, min(allowed, physical))
+
+
+def available_memory() -> int:
+    """Bytes that the machine has free, or the cgroup leaves if that is less."""
+    available = int(psutil.virtual_memory().available)
+    root = Path("/sys/fs/cgroup")
+    try:
+        limit = (root / "memory.max").read_text().strip()
+        used = int((root / "memory.current").read_text())
+        cached = dict(
+            line.split() for line in (root / "memory.stat").read_text().splitlines()
+        ).get("inactive_file", "0")
+    except OSError:
+        return available
+    if limit == "max":
+        return available
+    return max(0, min(available, int(limit) - used + int(cached)))

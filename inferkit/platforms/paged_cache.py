@@ -1,0 +1,328 @@
+"""Paged KV cache and attention over it, in plain torch operators.
+
+Legend: T = packed query tokens, R = rows (requests), Nq / Nk = query / KV heads, D = head dim,
+B = blocks, S = tokens per block, L = gathered KV tokens, G = Nq / Nk.
+
+A step is planned once for all layers. Its rows fall into three kinds:
+
+    fresh      q > 1, nothing computed before     causal over the step's own keys
+    context    q > 1, some KV in the cache        [cached keys | the step's own keys]
+    decode     q = 1                              keys of the cache, this token's included
+
+Own keys never travel through the cache, so tokens that a sliding window will not need again may be
+written to the null block.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from inferkit.core.cache_spec import CacheSpec
+
+TORCH_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+MIN_FILL = 0.5
+"""Rows are gathered together while the shortest fills this share of the longest's blocks."""
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class FreshRows:
+    """Rows of equal length; `tokens` is [n * q] packed indices, or a slice if they are adjacent."""
+
+    tokens: torch.Tensor | slice
+    num_rows: int
+    bias: torch.Tensor | None
+    """[q, q] additive mask; None = plain causal."""
+
+
+@dataclass(frozen=True)
+class ContextRow:
+    tokens: slice
+    context_slots: torch.Tensor
+    """[C] slots of the cached keys that some query of the row sees."""
+    bias: torch.Tensor
+    """[q, C + q] additive mask."""
+
+
+@dataclass(frozen=True)
+class DecodeRows:
+    tokens: torch.Tensor
+    """[n] packed indices."""
+    block_ids: torch.Tensor
+    """[n * W] blocks to gather."""
+    bias: torch.Tensor
+    """[n, 1, 1, W * S] additive mask."""
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """What all layers of one manager key share in a step."""
+
+    slots: torch.Tensor
+    """[T] where each token's KV is written."""
+    fresh: Sequence[FreshRows]
+    context: Sequence[ContextRow]
+    decode: Sequence[DecodeRows]
+
+
+class PagedCache:
+    """The only place that knows the physical layout: [B, S, heads, dim] per tensor."""
+
+    def __init__(self, *, device: torch.device) -> None:
+        self.device = device
+
+    def allocate(
+        self, spec: CacheSpec, num_blocks: int, buffer: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """Zeroed tensors [num_blocks, block_size, num_heads, dim], one per entry of `spec.dims`.
+
+        `buffer` is uint8 memory of at least `num_blocks * spec.bytes_per_block` bytes to lay them
+        into (memory that a transfer engine shares); None = new memory.
+        """
+        num_bytes = num_blocks * spec.bytes_per_block
+        if buffer is None:
+            buffer = torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
+        elif buffer.dtype is not torch.uint8 or buffer.numel() < num_bytes:
+            raise ValueError(
+                f"layer {spec.layer_idx} needs {num_bytes} bytes (uint8) of cache memory, "
+                f"the buffer has {buffer.numel()} ({buffer.dtype})"
+            )
+        dtype = TORCH_DTYPES[spec.dtype]
+        tensors = []
+        start = 0
+        for dim in spec.dims:
+            shape = (num_blocks, spec.block_size, spec.num_heads, dim)
+            end = start + int(np.prod(shape)) * dtype.itemsize
+            tensors.append(buffer[start:end].view(dtype).view(shape).zero_())
+            start = end
+        return tuple(tensors)
+
+    def write(
+        self,
+        cache: tuple[torch.Tensor, ...],
+        values: tuple[torch.Tensor, ...],
+        slots_T: torch.Tensor,
+    ) -> None:
+        """Store each token's tensors [T, heads, dim] at its slot."""
+        for tensor, value in zip(cache, values, strict=True):
+            tensor.view(-1, *tensor.shape[2:]).index_copy_(0, slots_T, value)
+
+    def plan(
+        self,
+        *,
+        dtype: str,
+        block_size: int,
+        window: int | None,
+        q_lens: Ints,
+        kv_lens: Ints,
+        block_table: npt.NDArray[np.int32],
+        slots: torch.Tensor,
+    ) -> AttentionPlan:
+        """Derive once per step what every layer needs.
+
+        Args:
+            q_lens, kv_lens: [R] query tokens and visible KV of each row.
+            block_table: [R, W] on the host.
+        """
+        starts = np.cumsum(q_lens) - q_lens
+        computed = kv_lens - q_lens
+        planner = _Planner(self.device, TORCH_DTYPES[dtype], block_size, window)
+        is_decode = q_lens == 1
+        fresh = np.flatnonzero(~is_decode & (computed == 0))
+        context = np.flatnonzero(~is_decode & (computed > 0))
+        return AttentionPlan(
+            slots=slots,
+            fresh=planner.fresh(fresh, starts, q_lens),
+            context=[
+                planner.context_row(int(starts[i]), int(q_lens[i]), int(computed[i]), block_table[i])
+                for i in context
+            ],
+            decode=planner.decode(np.flatnonzero(is_decode), starts, kv_lens, block_table),
+        )
+
+    def attend(
+        self,
+        q_TND: torch.Tensor,
+        k_TND: torch.Tensor,
+        v_TND: torch.Tensor,
+        cache: tuple[torch.Tensor, ...],
+        plan: AttentionPlan,
+        scale: float,
+    ) -> torch.Tensor:
+        """Attention of the step's queries; returns [T, Nq, D]. `write` comes before it."""
+        k_cache, v_cache = cache
+        out = torch.empty_like(q_TND)
+        for rows in plan.fresh:
+            out[rows.tokens] = _attend_fresh(
+                q_TND[rows.tokens], k_TND[rows.tokens], v_TND[rows.tokens], rows, scale
+            )
+        for row in plan.context:
+            out[row.tokens] = _attend_context(
+                q_TND[row.tokens],
+                torch.cat((_gather(k_cache, row.context_slots), k_TND[row.tokens])),
+                torch.cat((_gather(v_cache, row.context_slots), v_TND[row.tokens])),
+                row.bias,
+                scale,
+            )
+        for group in plan.decode:
+            if len(group.tokens) == len(q_TND):
+                return _attend_decode(q_TND, k_cache, v_cache, group, scale)
+            out[group.tokens] = _attend_decode(q_TND[group.tokens], k_cache, v_cache, group, scale)
+        return out
+
+
+def _gather(tensor: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1, *tensor.shape[2:]).index_select(0, slots)
+
+
+def _attend_fresh(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: FreshRows, scale: float
+) -> torch.Tensor:
+    def split(x: torch.Tensor) -> torch.Tensor:
+        return x.view(rows.num_rows, -1, *x.shape[1:]).transpose(1, 2)
+
+    out = F.scaled_dot_product_attention(
+        split(q),
+        split(k),
+        split(v),
+        attn_mask=rows.bias,
+        is_causal=rows.bias is None,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return out.transpose(1, 2).reshape(q.shape)
+
+
+def _attend_context(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, scale: float
+) -> torch.Tensor:
+    out = F.scaled_dot_product_attention(
+        q.transpose(0, 1)[None],
+        k.transpose(0, 1)[None],
+        v.transpose(0, 1)[None],
+        attn_mask=bias,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return out[0].transpose(0, 1)
+
+
+def _attend_decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    group: DecodeRows,
+    scale: float,
+) -> torch.Tensor:
+    """The G query heads of a KV head stand in for G queries: keys are read once, not G times."""
+    num_rows, num_kv_heads = len(group.tokens), k_cache.shape[2]
+
+    def gather(tensor: torch.Tensor) -> torch.Tensor:
+        gathered = tensor.index_select(0, group.block_ids)
+        return gathered.view(num_rows, -1, *tensor.shape[2:]).transpose(1, 2)
+
+    out = F.scaled_dot_product_attention(
+        q.view(num_rows, num_kv_heads, -1, q.shape[-1]),
+        gather(k_cache),
+        gather(v_cache),
+        attn_mask=group.bias,
+        scale=scale,
+    )
+    return out.reshape(q.shape)
+
+
+class _Planner:
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, block_size: int, window: int | None
+    ) -> None:
+        self.device = device
+        self.dtype = dtype
+        self.block_size = block_size
+        self.window = window
+
+    def fresh(self, rows: Ints, starts: Ints, q_lens: Ints) -> list[FreshRows]:
+        groups = []
+        for q_len in np.unique(q_lens[rows]):
+            members = starts[rows[q_lens[rows] == q_len]]
+            tokens: torch.Tensor | slice
+            if len(members) == 1 or (np.diff(members) == q_len).all():
+                tokens = slice(int(members[0]), int(members[-1] + q_len))
+            else:
+                tokens = self._tensor((members[:, None] + np.arange(q_len)).ravel())
+            bias = None
+            if self.window is not None and self.window < q_len:
+                positions = np.arange(q_len)
+                bias = self._bias(self._visible(positions, positions))
+            groups.append(FreshRows(tokens, len(members), bias))
+        return groups
+
+    def context_row(
+        self, start: int, q_len: int, computed: int, table: npt.NDArray[np.int32]
+    ) -> ContextRow:
+        first = 0 if self.window is None else max(0, computed - self.window + 1)
+        context = np.arange(first, computed)
+        block_ids = table[context // self.block_size].astype(np.int64)
+        queries = np.arange(computed, computed + q_len)
+        return ContextRow(
+            slice(start, start + q_len),
+            self._tensor(block_ids * self.block_size + context % self.block_size),
+            self._bias(self._visible(queries, np.concatenate((context, queries)))),
+        )
+
+    def decode(
+        self, rows: Ints, starts: Ints, kv_lens: Ints, block_table: npt.NDArray[np.int32]
+    ) -> list[DecodeRows]:
+        first_blocks = np.zeros(len(rows), np.int64)
+        if self.window is not None:
+            first_blocks = np.maximum(0, kv_lens[rows] - self.window) // self.block_size
+        num_blocks = -(-kv_lens[rows] // self.block_size) - first_blocks
+        order = np.argsort(-num_blocks, kind="stable")
+        groups = []
+        while len(order):
+            width = int(num_blocks[order[0]])
+            size = int((num_blocks[order] >= MIN_FILL * width).sum())
+            members, order = np.sort(order[:size]), order[size:]
+            columns = first_blocks[members, None] + np.arange(width)
+            # Columns beyond the table are masked; any block may stand in for them.
+            in_table = np.minimum(columns, block_table.shape[1] - 1)
+            block_ids = np.take_along_axis(
+                block_table[rows[members]].astype(np.int64), in_table, axis=1
+            )
+            first_tokens = first_blocks[members, None] * self.block_size
+            positions = first_tokens + np.arange(width * self.block_size)
+            kv_len = kv_lens[rows[members], None]
+            visible = positions < kv_len
+            if self.window is not None:
+                visible &= positions >= kv_len - self.window
+            groups.append(
+                DecodeRows(
+                    self._tensor(starts[rows[members]]),
+                    self._tensor(block_ids.ravel()),
+                    self._bias(visible)[:, None, None, :],
+                )
+            )
+        return groups
+
+    def _visible(self, queries: Ints, keys: Ints) -> npt.NDArray[np.bool_]:
+        """[q, k]: causal, and within the window if there is one."""
+        visible: npt.NDArray[np.bool_] = keys[None, :] <= queries[:, None]
+        if self.window is not None:
+            visible &= keys[None, :] > queries[:, None] - self.window
+        return visible
+
+    def _bias(self, visible: npt.NDArray[np.bool_]) -> torch.Tensor:
+        bias = torch.zeros(visible.shape, dtype=self.dtype)
+        bias.masked_fill_(torch.from_numpy(~visible), float("-inf"))
+        return bias.to(self.device)
+
+    def _tensor(self, values: Ints) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)

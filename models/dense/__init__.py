@@ -1,0 +1,1 @@
+"""Dense decoders of the Llama family: Llama, Mistral, Qwen2, Qwen3."""
