@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 
 from inferkit.core.request import Request
+from inferkit.core.sampling_params import SamplingParams
+
+DUMMY_REQUEST_ID = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,3 +48,21 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         return sum(row.num_scheduled_tokens for row in self.rows)
+
+
+def dummy_batch(*, num_rows: int = 1, num_computed_tokens: int = 0, num_tokens: int = 1) -> Batch:
+    """Rows of a request that nobody knows: they read and write the null block only."""
+    request = Request(
+        request_id=DUMMY_REQUEST_ID,
+        prompt_token_ids=[0] * (num_computed_tokens + num_tokens),
+        sampling=SamplingParams(temperature=0.0),
+        seed=0,
+    )
+    row = BatchRow(
+        request=request,
+        num_computed_tokens=num_computed_tokens,
+        num_scheduled_tokens=num_tokens,
+        is_prefill=num_computed_tokens == 0,
+        samples=True,
+    )
+    return Batch(rows=[row] * num_rows, is_dummy=True)

@@ -2,9 +2,7 @@
 
 import logging
 
-from inferkit.core.batch import Batch, BatchRow
-from inferkit.core.request import Request
-from inferkit.core.sampling_params import SamplingParams
+from inferkit.core.batch import Batch, dummy_batch
 from inferkit.core.step_output import StepOutput
 from inferkit.engine.inputs import InputBuilder
 from inferkit.engine.model_worker import ModelWorker
@@ -14,7 +12,6 @@ from inferkit.kv_cache.kv_cache_manager import KVCacheManager
 logger = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 128
-DUMMY_REQUEST_ID = -1
 
 
 class ExecutionEngine:
@@ -56,10 +53,10 @@ class ExecutionEngine:
             self.worker.compile_model()
             return
         num_tokens = max(1, min(WARM_UP_TOKENS, max_tokens, self.max_model_len - 1))
-        self._run(self._dummy_batch(1, 0, num_tokens), is_warm_up=True)
+        self._run(dummy_batch(num_tokens=num_tokens), is_warm_up=True)
         self.worker.compile_model()
         if self.max_model_len > 1:
-            self._run(self._dummy_batch(max_num_requests, 1, 1), is_warm_up=True)
+            self._run(dummy_batch(num_rows=max_num_requests, num_computed_tokens=1), is_warm_up=True)
 
     def forward_batch(self, batch: Batch) -> StepOutput:
         """Run one step and sample the rows that end in a new token.
@@ -90,19 +87,3 @@ class ExecutionEngine:
             inference_time=seconds,
             inference_time_main=seconds,
         )
-
-    def _dummy_batch(self, num_rows: int, num_computed: int, num_tokens: int) -> Batch:
-        request = Request(
-            request_id=DUMMY_REQUEST_ID,
-            prompt_token_ids=[0] * (num_computed + num_tokens),
-            sampling=SamplingParams(temperature=0.0),
-            seed=0,
-        )
-        row = BatchRow(
-            request=request,
-            num_computed_tokens=num_computed,
-            num_scheduled_tokens=num_tokens,
-            is_prefill=num_computed == 0,
-            samples=True,
-        )
-        return Batch(rows=[row] * num_rows, is_dummy=True)

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -111,7 +112,8 @@ class ModelWorker:
         if not is_prefill and self.model_compiled is not None:
             forward = self.model_compiled
         metadata = model_inputs.forward_metadata
-        with self.profiler.step(is_prefill), torch.inference_mode():
+        traced = nullcontext() if metadata.is_warm_up else self.profiler.step(is_prefill)
+        with traced, torch.inference_mode():
             self.platform.synchronize()
             start = time.perf_counter()
             output = forward(

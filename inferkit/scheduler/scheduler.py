@@ -10,11 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from inferkit.core.batch import Batch, BatchRow
+from inferkit.core.batch import Batch, BatchRow, dummy_batch
 from inferkit.core.errors import ConfigError, InferkitError, RequestError
 from inferkit.core.protocols import Clock, Engine
 from inferkit.core.request import FinishReason, Request, RequestState
-from inferkit.core.sampling_params import SamplingParams
 from inferkit.core.step_output import StepOutput
 from inferkit.kv_cache.kv_cache_manager import KVCacheManager
 from inferkit.scheduler.step_record import StepRecord
@@ -183,7 +182,7 @@ class Scheduler:
             if phase is not None:
                 # Every rank must enter forward_batch, also with a dummy batch: a missing rank
                 # dead-locks the collective.
-                engine.forward_batch(self.dummy_batch())
+                engine.forward_batch(dummy_batch(num_computed_tokens=int(phase == "decode")))
             return None
         # Counted before process_output frees anything: the peak is what matters.
         kv_used, kv_usage = self.kv_cache.num_used_blocks, self.kv_cache.format_usage()
@@ -241,23 +240,6 @@ class Scheduler:
         if phase != "prefill" and not rows:
             rows, _ = self._schedule_running(0, decodes=True)
         return Batch(rows=rows) if rows else None
-
-    def dummy_batch(self) -> Batch:
-        """One token of a request that nobody knows: it reads and writes the null block only."""
-        request = Request(
-            request_id=-1,
-            prompt_token_ids=[0],
-            sampling=SamplingParams(temperature=0.0),
-            seed=0,
-        )
-        row = BatchRow(
-            request=request,
-            num_computed_tokens=0,
-            num_scheduled_tokens=1,
-            is_prefill=True,
-            samples=True,
-        )
-        return Batch(rows=[row], is_dummy=True)
 
     def _schedule_running(
         self, token_budget: int, *, decodes: bool

@@ -1,0 +1,101 @@
+"""The worker process of an offline run: generates and writes the run directory."""
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from inferkit.config.provenance import record
+from inferkit.config.schema import InferenceConfig
+from inferkit.core.protocols import Channel
+from inferkit.offline.inference import OfflineInference
+from inferkit.offline.metrics import collect_metrics
+from inferkit.offline.prompts import load_prompts
+from inferkit.runtime.logs import log_to_file
+from inferkit.runtime.worker_group import reporting
+from inferkit.scheduler.step_record import StepRecord
+
+logger = logging.getLogger(__name__)
+
+
+def offline_worker(
+    rank: int, config: InferenceConfig, run_dir: Path, log_level: str, channel: Any
+) -> None:
+    """Entrypoint of the process; `channel` is a pipe to the parent."""
+    log_to_file(run_dir / f"rank{rank}.log", rank=rank, level=log_level)
+    reporting(run_offline, config, run_dir, channel=channel)
+
+
+def run_offline(config: InferenceConfig, run_dir: Path, *, channel: Channel) -> None:
+    """Generate for the configured prompts and write generations, metrics and picture."""
+    start_s = time.monotonic()
+    prompts = load_prompts(config.data)
+    llm = OfflineInference(
+        config,
+        run_dir=run_dir,
+        progress=_throttled(channel, "load"),
+        stage=lambda text: channel.send({"event": "stage", "text": text}),
+    )
+    load_time_s = time.monotonic() - start_s
+    record(run_dir, **_facts(llm))
+    channel.send({"event": "stage", "text": "generating", "num_prompts": len(prompts)})
+
+    def on_step(step: StepRecord, num_finished: int) -> None:
+        channel.send({"event": "step", "record": step, "num_finished": num_finished})
+
+    results = llm.generate(prompts, on_step=on_step)
+    llm.parts.profiler.close()
+    with (run_dir / "generations.jsonl").open("w", encoding="utf-8") as file:
+        for result in results:
+            file.write(result.to_json() + "\n")
+    metrics = collect_metrics(
+        llm.step_records,
+        llm.requests,
+        peak_memory_bytes=llm.parts.platform.peak_memory(),
+        load_time_s=load_time_s,
+    )
+    (run_dir / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
+    picture = _draw(llm.step_records, run_dir / "steps.png")
+    channel.send(
+        {"event": "result", "metrics": metrics, "results": results[:4], "picture": picture}
+    )
+
+
+def _draw(records: list[StepRecord], path: Path) -> str | None:
+    """The step-time picture, where the extra `plots` is installed."""
+    try:
+        from inferkit.offline.plots import plot_steps
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        logger.info("no step-time picture: install the extra inferkit[plots]")
+        return None
+    plot_steps(records, path)
+    return str(path)
+
+
+def _facts(llm: OfflineInference) -> dict[str, Any]:
+    """What a reader of the run directory must know beyond the configuration."""
+    parts = llm.parts
+    return {
+        "model": parts.source.identity() if parts.source else {"arch": llm.config.model.arch},
+        "weights_bytes": parts.engine.worker.num_weight_bytes,
+        "kv_blocks": dict(parts.kv_cache.num_blocks),
+        "platform": parts.platform.name,
+    }
+
+
+def _throttled(channel: Channel, event: str) -> Callable[[int, int], None]:
+    """A progress callback that sends at most one event per percent."""
+    last = -1
+
+    def progress(done: int, total: int) -> None:
+        nonlocal last
+        percent = 100 * done // max(1, total)
+        if percent != last:
+            last = percent
+            channel.send({"event": event, "done": done, "total": total})
+
+    return progress

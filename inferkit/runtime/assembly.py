@@ -1,0 +1,170 @@
+"""THE wiring page: from a configuration to the running parts of one rank, in order."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from inferkit.config.build import build, get_target
+from inferkit.config.schema import InferenceConfig
+from inferkit.core.errors import ConfigError
+from inferkit.core.protocols import Clock
+from inferkit.engine.execution_engine import ExecutionEngine
+from inferkit.engine.model_worker import ModelWorker
+from inferkit.engine.profiler import NullProfiler, Profiler
+from inferkit.engine.sampler import Sampler
+from inferkit.kv_cache.kv_cache_manager import KVCacheManager
+from inferkit.loader.base_loader import BaseModelLoader
+from inferkit.loader.byte_tokenizer import make_byte_tokenizer
+from inferkit.loader.dummy_loader import DummyModelLoader
+from inferkit.loader.source import ModelSource, resolve_source
+from inferkit.platforms.base import Platform
+from inferkit.scheduler.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assembly:
+    """The parts of one rank, ready for the first request."""
+
+    platform: Platform
+    source: ModelSource | None
+    arch: Any
+    tokenizer: Any
+    engine: ExecutionEngine
+    kv_cache: KVCacheManager
+    scheduler: Scheduler
+    profiler: Profiler | NullProfiler
+
+
+def assemble(
+    config: InferenceConfig,
+    *,
+    clock: Clock,
+    run_dir: Path | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    stage: Callable[[str], None] = lambda text: None,
+) -> Assembly:
+    """Build platform, model, engine, KV cache and scheduler, each through its `_target_`.
+
+    Args:
+        config: automatic values are resolved already.
+        run_dir: where profiler traces go; None = no traces.
+        progress: called with (bytes done, bytes in all) while weights load.
+        stage: called with a word or two at each stage of the start.
+    """
+    targets = config.allowed_targets
+    platform: Platform = build(config.platform, allowed_targets=targets, key="platform")
+    platform.start()
+
+    stage("resolving model")
+    source = resolve_source(config.model.path, progress=progress) if config.model.path else None
+    arch = read_arch(config, source)
+    tokenizer = source.load_tokenizer() if source else make_byte_tokenizer(arch.vocab_size)
+    eos_token_ids = _eos_token_ids(source, arch, tokenizer)
+
+    if config.model.with_ckpt:
+        loader: BaseModelLoader = build(
+            config.model.loader, allowed_targets=targets, key="model.loader"
+        )
+    else:
+        loader = DummyModelLoader(seed=config.data.seed or 0)
+    if config.model.enable_profiler and run_dir is not None:
+        profiler: Profiler | NullProfiler = Profiler(
+            output_dir=run_dir / "prof", activities=platform.profiler_activities()
+        )
+    else:
+        profiler = NullProfiler()
+    model_class = get_target(config.model._target_, allowed_targets=targets, key="model._target_")
+    worker = ModelWorker(
+        platform=platform,
+        make_model=partial(model_class, arch, **config.model.custom_params),
+        dtype=getattr(torch, config.model.dtype.value),
+        block_size=config.kv_cache.block_size,
+        loader=loader,
+        source=source,
+        exe_mode=build(config.exe_mode, allowed_targets=targets, key="exe_mode"),
+        profiler=profiler,
+        progress=progress,
+    )
+    engine: ExecutionEngine = build(
+        config.engine,
+        allowed_targets=targets,
+        key="engine",
+        worker=worker,
+        sampler=Sampler(eos_token_ids),
+    )
+    stage("loading weights")
+    engine.init()
+
+    stage("allocating KV cache")
+    max_num_requests = config.batch_size_per_dp_rank
+    kv_cache: KVCacheManager = build(
+        config.kv_cache,
+        allowed_targets=targets,
+        key="kv_cache",
+        specs=engine.cache_specs,
+        max_model_len=config.engine.max_model_len,
+        max_num_requests=max_num_requests,
+        free_bytes=platform.free_memory(),
+    )
+    engine.init_cache(kv_cache)
+    scheduler: Scheduler = build(
+        config.scheduler,
+        allowed_targets=targets,
+        key="scheduler",
+        kv_cache=kv_cache,
+        max_model_len=config.engine.max_model_len,
+        eos_token_ids=eos_token_ids,
+        clock=clock,
+        attn_dp_size=config.parallel.attn_dp_size,
+    )
+    stage("warming up")
+    engine.warm_up(
+        max_tokens=config.scheduler.max_prefill_tokens, max_num_requests=max_num_requests
+    )
+    return Assembly(
+        platform=platform,
+        source=source,
+        arch=arch,
+        tokenizer=tokenizer,
+        engine=engine,
+        kv_cache=kv_cache,
+        scheduler=scheduler,
+        profiler=profiler,
+    )
+
+
+def read_arch(config: InferenceConfig, source: ModelSource | None) -> Any:
+    """The model's architecture, from its files or from `model.arch`.
+
+    Raises:
+        ConfigError: neither gives one, or the model class does not cover it.
+    """
+    from inferkit.config.model_files import arch_of, check_architecture
+
+    hf_config = source.config if source else config.model.arch
+    if not hf_config:
+        raise ConfigError("model.path is null and model.arch is empty; set one of them")
+    check_architecture(config.model._target_, hf_config)
+    arch = arch_of(config.model._target_, hf_config)
+    if config.engine.max_model_len > arch.max_position_embeddings:
+        raise ConfigError(
+            f"engine.max_model_len={config.engine.max_model_len} exceeds the model's "
+            f"{arch.max_position_embeddings} positions; lower it, data.input_truncated_len or "
+            "scheduler.max_new_tokens"
+        )
+    return arch
+
+
+def _eos_token_ids(source: ModelSource | None, arch: Any, tokenizer: Any) -> frozenset[int]:
+    """Union of configuration, generation configuration and tokenizer."""
+    ids = set(source.eos_token_ids()) if source else set()
+    if tokenizer.eos_token_id is not None:
+        ids.add(tokenizer.eos_token_id)
+    return frozenset(ids)

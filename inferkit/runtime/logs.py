@@ -1,0 +1,17 @@
+"""Logging of worker processes: a spawned process inherits no handlers."""
+
+import logging
+from pathlib import Path
+
+
+def log_to_file(path: Path, *, rank: int, level: str) -> None:
+    """Send this process's log to a file of the run directory, each line with its rank."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(
+        logging.Formatter(f"[rank{rank}] %(asctime)s %(levelname)s %(name)s: %(message)s")
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    for noisy in ("httpx", "httpcore", "urllib3", "filelock", "matplotlib"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -1,0 +1,117 @@
+"""Starts the worker processes of a run and watches them until they have ended.
+
+Workers are fresh (spawned) processes, supervised by torch.distributed.elastic. They report over a
+pipe of their own; what they print goes into files of the run directory.
+"""
+
+import logging
+import multiprocessing
+import signal
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from inferkit.core.errors import InferkitError, WorkerError
+
+logger = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 0.1
+
+Entrypoint = Callable[..., None]
+OnEvent = Callable[[dict[str, Any]], None]
+
+
+def run_workers(
+    entrypoint: Entrypoint, rank_args: list[tuple[Any, ...]], *, log_dir: Path, on_event: OnEvent
+) -> None:
+    """Run `entrypoint(*rank_args[rank], channel)` once per rank and wait for all of them.
+
+    Args:
+        entrypoint: a module-level function, best wrapped by `reporting`.
+        log_dir: gets stdout and stderr of every rank.
+        on_event: called in this process with each event that a worker sends.
+
+    Raises:
+        WorkerError: a worker failed or died; the others are ended. The message is the worker's.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, start_processes
+
+    # elastic logs a failure as a page of its own traceback; the worker's error is told below.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    log_dir.mkdir(parents=True, exist_ok=True)
+    receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
+    processes = start_processes(
+        name="worker",
+        entrypoint=entrypoint,
+        args={rank: (*args, sender) for rank, args in enumerate(rank_args)},
+        envs={rank: {} for rank in range(len(rank_args))},
+        logs_specs=DefaultLogsSpecs(log_dir=str(log_dir), redirects=Std.ALL),
+        start_method="spawn",
+    )
+    sender.close()
+    failures: list[dict[str, Any]] = []
+
+    def drain() -> None:
+        try:
+            while receiver.poll():
+                event = receiver.recv()
+                if event["event"] == "error":
+                    failures.append(event)
+                else:
+                    on_event(event)
+        except EOFError:
+            return
+
+    try:
+        while True:
+            receiver.poll(POLL_INTERVAL_S)
+            drain()
+            result = processes.wait(timeout=0)
+            if result is not None:
+                drain()
+                break
+    finally:
+        processes.close()
+        receiver.close()
+    if failures:
+        raise _worker_error(failures[0], log_dir)
+    if result.is_failed():
+        rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
+        raise WorkerError(
+            f"rank {rank} ended without a result: {_cause(failure.exitcode)}; "
+            f"its output is under {log_dir}"
+        )
+
+
+def reporting(entrypoint: Callable[..., None], *args: Any, channel: Connection) -> None:
+    """Run a worker's main function; its error goes to the parent before the process exits."""
+    try:
+        entrypoint(*args, channel=channel)
+    except Exception as error:
+        logger.exception("the worker failed")
+        channel.send(
+            {
+                "event": "error",
+                "message": str(error) or type(error).__name__,
+                "type": type(error).__name__,
+                "is_user_error": isinstance(error, InferkitError),
+                "traceback": traceback.format_exc(),
+            }
+        )
+        raise SystemExit(1) from None
+
+
+def _worker_error(event: dict[str, Any], log_dir: Path) -> WorkerError:
+    if event["is_user_error"]:
+        return WorkerError(event["message"])
+    return WorkerError(f"{event['type']}: {event['message']}\n{event['traceback']}")
+
+
+def _cause(exitcode: int) -> str:
+    if exitcode >= 0:
+        return f"exit code {exitcode}"
+    name = signal.Signals(-exitcode).name
+    hint = " (out of memory?)" if -exitcode == signal.SIGKILL else ""
+    return f"killed by {name}{hint}"
