@@ -142,7 +142,9 @@ class ConfigReader:
             if key in known:
                 continue
             close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(sorted(known))}"
+            hint = (
+                f"did you mean {close[0]}?" if close else f"known keys: {', '.join(sorted(known))}"
+            )
             self.faults.append(f"{self.label(key)} is not a known key; {hint}")
 
 
