@@ -197,9 +197,9 @@ class SchedulerConfig(TargetConfig):
     max_new_tokens: int = 32
     """Output tokens of a request that asks for no other number."""
     max_prefill_tokens: int = 0
-    """Token budget of one step. 0 = 2048 with chunked prefill, else
-    data.input_truncated_len * batch_size / attn_dp_size. Without chunked prefill it also is the
-    longest prompt that is accepted."""
+    """Token budget of one step. 0 = 2048 with chunked prefill (at least twice the batch of a DP
+    rank), else data.input_truncated_len * batch_size / attn_dp_size. Without chunked prefill it
+    also is the longest prompt that is accepted."""
     enable_chunked_prefill: bool = True
     """Longer prompts are computed in chunks, together with running decodes."""
     fixed_steps: bool = False

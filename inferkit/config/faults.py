@@ -1,0 +1,206 @@
+"""What is wrong with a configuration, and how that is told. Knows no hydra."""
+
+import difflib
+import re
+import shlex
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+MAX_CELLS_SHOWN = 8
+LINE_LENGTH = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fix:
+    """A change of the command line that cures a fault."""
+
+    add: tuple[str, ...] = ()
+    """Overrides to write; each takes the place of one with the same key."""
+    drop: tuple[str, ...] = ()
+    """Overrides to take away, as they were typed."""
+    flag: str = ""
+    is_example: bool = False
+    """`add` holds an example value, such as a path that only the user knows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One thing that keeps a configuration from running (or, as a warning, has no effect)."""
+
+    key: str
+    problem: str
+    """A clause that follows `key=value`: "is out of range; allowed is >= 1"."""
+    given: str = ""
+    """`key=value` as typed, or as composed; empty = the key alone."""
+    fix: Fix | None = None
+    related: tuple[str, ...] = ()
+    """Keys whose own faults make this one meaningless."""
+
+    def __str__(self) -> str:
+        return f"{self.given or self.key}: {self.problem}"
+
+
+def show(value: Any) -> str:
+    """A value as it is written on the command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(show(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{show(item)}" for key, item in value.items()) + "}"
+    return str(value)
+
+
+def closest(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The candidate that was probably meant, whatever its case, or None."""
+    by_lower: dict[str, str] = {}
+    for candidate in candidates:
+        by_lower.setdefault(candidate.lower(), candidate)
+    found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=cutoff)
+    return by_lower[found[0]] if found else None
+
+
+def did_you_mean(suggestion: str | None) -> str:
+    return f"; did you mean {suggestion}?" if suggestion else ""
+
+
+def shell_quote(word: str) -> str:
+    """Quote for a shell; with double quotes where the word holds single ones."""
+    if "'" in word and not re.search(r'["$`\\!]', word):
+        return f'"{word}"'
+    return shlex.quote(word)
+
+
+def key_of(override: str) -> str:
+    """`+scheduler.batch_size=3` -> `scheduler.batch_size`."""
+    return override.lstrip("+~").partition("=")[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command line, so that a corrected one can be shown."""
+
+    program: str = "python -m inferkit"
+    verb: str = ""
+    flags: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        words = [self.verb, *self.flags, *self.overrides]
+        return " ".join([self.program, *(shell_quote(word) for word in words if word)])
+
+    def fixed(self, fixes: Iterable[Fix]) -> "Command":
+        """This command after the fixes."""
+        overrides, flags = list(self.overrides), list(self.flags)
+        for fix in fixes:
+            new_keys = {key_of(text) for text in fix.add}
+            kept: list[str] = []
+            place: int | None = None
+            for text in overrides:
+                if text in fix.drop or key_of(text) in new_keys:
+                    place = len(kept) if place is None else place
+                else:
+                    kept.append(text)
+            place = len(kept) if place is None else place
+            overrides = kept[:place] + list(fix.add) + kept[place:]
+            if fix.flag and fix.flag not in flags:
+                flags.append(fix.flag)
+        return replace(self, overrides=tuple(overrides), flags=tuple(flags))
+
+
+def render(
+    faults: Sequence[Fault],
+    *,
+    works: Command | None = None,
+    is_example: bool = False,
+    title: str = "",
+) -> str:
+    """The text that a user sees: every fault, then a command line that works."""
+    count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
+    lines = [title or f"inferkit: {count} in the configuration; nothing was started", ""]
+    for fault in faults:
+        lines += [f"  {fault.given or fault.key}", *_indented(fault.problem), ""]
+    if works is not None:
+        lines += ["this works with a value of yours:" if is_example else "this works:"]
+        lines += [f"  {works}", ""]
+    return "\n".join(lines).rstrip("\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One job of a sweep, with Hydra's number."""
+
+    number: int
+    overrides: tuple[str, ...]
+
+
+def render_cells(
+    cells: Sequence[Cell],
+    faults: dict[int, list[Fault]],
+    *,
+    works: Command | None = None,
+) -> str:
+    """Faults of a sweep: each once, with the numbers of the cells that have it."""
+    shared = [key for key in faults[cells[0].number] if len(faults) == len(cells)]
+    shared = [fault for fault in shared if all(fault in found for found in faults.values())]
+    num_bad = len(faults)
+    lines = [f"inferkit: {num_bad} of {len(cells)} cells cannot run; nothing was started", ""]
+    for fault in shared:
+        lines += [f"  every cell: {fault.given or fault.key}", *_indented(fault.problem), ""]
+    varying = varying_overrides(cells)
+    by_fault: dict[Fault, list[Cell]] = {}
+    for cell in cells:
+        for fault in faults.get(cell.number, []):
+            if fault not in shared:
+                by_fault.setdefault(fault, []).append(cell)
+    for fault, bad in by_fault.items():
+        for cell in bad[:MAX_CELLS_SHOWN]:
+            lines.append(f"  cell #{cell.number} [{' '.join(varying[cell.number])}]")
+        if len(bad) > MAX_CELLS_SHOWN:
+            rest = bad[MAX_CELLS_SHOWN:]
+            lines.append(f"  and {len(rest)} more: {_ranges([cell.number for cell in rest])}")
+        lines += [*_indented(str(fault)), ""]
+    if works is not None:
+        lines += ["this works:", f"  {works}", ""]
+    return "\n".join(lines).rstrip("\n")
+
+
+def varying_overrides(cells: Sequence[Cell]) -> dict[int, list[str]]:
+    """Per cell number the overrides that are not the same in every cell."""
+    common = set(cells[0].overrides)
+    for cell in cells:
+        common &= set(cell.overrides)
+    return {cell.number: [o for o in cell.overrides if o not in common] for cell in cells}
+
+
+def _indented(text: str) -> list[str]:
+    return [
+        line
+        for paragraph in text.split("\n")
+        for line in textwrap.wrap(
+            paragraph,
+            LINE_LENGTH,
+            initial_indent=" " * 6,
+            subsequent_indent=" " * 6,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    ]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """[1, 2, 3, 7] -> "#1-#3, #7"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"#{r[0]}" if len(r) == 1 else f"#{r[0]}-#{r[-1]}" for r in runs)

