@@ -56,7 +56,9 @@ class ExecutionEngine:
         self._run(dummy_batch(num_tokens=num_tokens), is_warm_up=True)
         self.worker.compile_model()
         if self.max_model_len > 1:
-            self._run(dummy_batch(num_rows=max_num_requests, num_computed_tokens=1), is_warm_up=True)
+            self._run(
+                dummy_batch(num_rows=max_num_requests, num_computed_tokens=1), is_warm_up=True
+            )
 
     def forward_batch(self, batch: Batch) -> StepOutput:
         """Run one step and sample the rows that end in a new token.

@@ -107,9 +107,7 @@ class InputBuilder:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.platform.device)
 
 
-def _ranges(
-    starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
+def _ranges(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """start_0 .. start_0 + length_0 - 1, start_1 ..., as one array."""
     offsets = np.cumsum(lengths) - lengths
     result: npt.NDArray[np.int64] = np.arange(int(lengths.sum())) + np.repeat(
