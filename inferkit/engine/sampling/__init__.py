@@ -1,0 +1,1 @@
+"""The parts of the sampler: noise, penalties, filters, log-probabilities."""
