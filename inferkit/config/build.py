@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -11,6 +11,12 @@ from inferkit.config.targets import OWN_PREFIX, is_allowed
 from inferkit.core.errors import ConfigError
 
 RESERVED = ("_target_", "params")
+RUNTIME_KEYWORDS: Mapping[str, frozenset[str]] = {
+    "engine": frozenset({"worker", "sampler"}),
+    "kv_cache": frozenset({"specs", "max_model_len", "max_num_requests", "free_bytes"}),
+    "scheduler": frozenset({"kv_cache", "max_model_len", "eos_token_ids", "clock", "attn_dp_size"}),
+}
+"""Node -> what the wiring page (`inferkit.runtime.assembly`) gives its target beside the node."""
 
 
 def build(node: TargetConfig, *, allowed_targets: Sequence[str], key: str, **runtime: Any) -> Any:

@@ -4,7 +4,7 @@ import difflib
 import re
 import shlex
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -20,7 +20,7 @@ class Fix:
     add: tuple[str, ...] = ()
     """Overrides to write; each takes the place of one with the same key."""
     drop: tuple[str, ...] = ()
-    """Overrides to take away, as they were typed."""
+    """Keys whose overrides are taken away."""
     flag: str = ""
     is_example: bool = False
     """`add` holds an example value, such as a path that only the user knows."""
@@ -101,18 +101,21 @@ class Command:
         overrides, flags = list(self.overrides), list(self.flags)
         for fix in fixes:
             new_keys = {key_of(text) for text in fix.add}
-            kept: list[str] = []
-            place: int | None = None
-            for text in overrides:
-                if text in fix.drop or key_of(text) in new_keys:
-                    place = len(kept) if place is None else place
-                else:
-                    kept.append(text)
-            place = len(kept) if place is None else place
+            gone = [key_of(text) in (*fix.drop, *new_keys) for text in overrides]
+            kept = [text for text, is_gone in zip(overrides, gone, strict=True) if not is_gone]
+            place = gone.index(True) if True in gone else len(kept)
             overrides = kept[:place] + list(fix.add) + kept[place:]
             if fix.flag and fix.flag not in flags:
                 flags.append(fix.flag)
         return replace(self, overrides=tuple(overrides), flags=tuple(flags))
+
+    def renamed(self, old_key: str, new_key: str) -> "Command":
+        """This command with another key in place of a misspelt one."""
+        overrides = tuple(
+            new_key + text[text.index("=") :] if key_of(text) == old_key and "=" in text else text
+            for text in self.overrides
+        )
+        return replace(self, overrides=overrides)
 
 
 def render(
@@ -143,13 +146,12 @@ class Cell:
 
 def render_cells(
     cells: Sequence[Cell],
-    faults: dict[int, list[Fault]],
+    faults: Mapping[int, Sequence[Fault]],
     *,
     works: Command | None = None,
 ) -> str:
     """Faults of a sweep: each once, with the numbers of the cells that have it."""
-    shared = [key for key in faults[cells[0].number] if len(faults) == len(cells)]
-    shared = [fault for fault in shared if all(fault in found for found in faults.values())]
+    shared = shared_faults(cells, faults)
     num_bad = len(faults)
     lines = [f"inferkit: {num_bad} of {len(cells)} cells cannot run; nothing was started", ""]
     for fault in shared:
@@ -158,7 +160,7 @@ def render_cells(
     by_fault: dict[Fault, list[Cell]] = {}
     for cell in cells:
         for fault in faults.get(cell.number, []):
-            if fault not in shared:
+            if not any(_is_same(fault, known) for known in shared):
                 by_fault.setdefault(fault, []).append(cell)
     for fault, bad in by_fault.items():
         for cell in bad[:MAX_CELLS_SHOWN]:
@@ -170,6 +172,23 @@ def render_cells(
     if works is not None:
         lines += ["this works:", f"  {works}", ""]
     return "\n".join(lines).rstrip("\n")
+
+
+def shared_faults(cells: Sequence[Cell], faults: Mapping[int, Sequence[Fault]]) -> list[Fault]:
+    """Faults that every cell has; one that differs in the value only is shown by its key."""
+    if len(faults) < len(cells):
+        return []
+    shared = []
+    for fault in faults[cells[0].number]:
+        same = [f for found in faults.values() for f in found if _is_same(f, fault)]
+        if len(same) >= len(cells):
+            is_equal = all(other == fault for other in same)
+            shared.append(fault if is_equal else replace(fault, given=""))
+    return shared
+
+
+def _is_same(left: Fault, right: Fault) -> bool:
+    return (left.key, left.problem) == (right.key, right.problem)
 
 
 def varying_overrides(cells: Sequence[Cell]) -> dict[int, list[str]]:

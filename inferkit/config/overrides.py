@@ -44,7 +44,7 @@ def compose_checked(space: ConfigSpace, overrides: Sequence[str]) -> Composition
     groups: list[str] = []
     keys: list[str] = []
     for text in overrides:
-        fault = _syntax_fault(space, text) or _sweep_fault(space.parse(text))
+        fault = syntax_fault(space, text) or _sweep_fault(space.parse(text))
         if fault is None and _is_group_choice(space, space.parse(text)):
             fault = _group_fault(space, space.parse(text))
             groups += [text] if fault is None else []
@@ -65,7 +65,7 @@ def compose_checked(space: ConfigSpace, overrides: Sequence[str]) -> Composition
     return Composition(cfg=cfg, hydra=full.hydra, faults=ordered)
 
 
-def _syntax_fault(space: ConfigSpace, text: str) -> Fault | None:
+def syntax_fault(space: ConfigSpace, text: str) -> Fault | None:
     """A text that Hydra's grammar does not take, with the quoting that it would."""
     key, equals, value = text.partition("=")
     if not key.strip("+~"):
@@ -85,7 +85,7 @@ def _syntax_fault(space: ConfigSpace, text: str) -> Fault | None:
             key=key,
             given=text,
             problem=f"the value needs quotes of its own: {shell_quote(quoted)}",
-            fix=Fix(add=(quoted,), drop=(text,)),
+            fix=Fix(add=(quoted,)),
         )
     return None
 
@@ -247,5 +247,5 @@ def _unknown_key(space: ConfigSpace, cfg: DictConfig, override: Override, key: s
         problem += f"\nkeys of {where}: {', '.join(info.siblings)}"
     if key != override.key_or_group:
         return Fault(key=key, given=text, problem=f"{key}: {problem}")
-    fix = Fix(add=(f"{near[0]}{equals}{value}",), drop=(text,)) if len(near) == 1 else None
+    fix = Fix(add=(f"{near[0]}{equals}{value}",), drop=(key,)) if len(near) == 1 else None
     return Fault(key=key, given=text, problem=problem, fix=fix)

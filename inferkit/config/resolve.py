@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from inferkit.config.schema import InferenceConfig
+from inferkit.config.schema import InferenceConfig, PlatformConfig
 
 AUTO_PLATFORM = "auto"
 CPU_PLATFORM = "inferkit.platforms.cpu.CpuPlatform"
@@ -25,12 +25,9 @@ def resolve_automatic(cfg: InferenceConfig) -> InferenceConfig:
         step_tokens = max(AUTO_STEP_TOKENS, 2 * batch_per_dp_rank)
     else:
         step_tokens = data.input_truncated_len * batch_per_dp_rank
-    platform = cfg.platform
-    if platform._target_ == AUTO_PLATFORM:
-        platform = replace(platform, _target_=detect_platform())
     return replace(
         cfg,
-        platform=platform,
+        platform=resolve_platform(cfg.platform),
         engine=replace(
             cfg.engine,
             max_model_len=cfg.engine.max_model_len
@@ -44,6 +41,8 @@ def resolve_automatic(cfg: InferenceConfig) -> InferenceConfig:
     )
 
 
-def detect_platform() -> str:
-    """`_target_` of the best device of this machine; looks at device files, never at torch."""
-    return CPU_PLATFORM
+def resolve_platform(platform: PlatformConfig) -> PlatformConfig:
+    """The best device of this machine, found by its device files, in place of `auto`."""
+    if platform._target_ != AUTO_PLATFORM:
+        return platform
+    return replace(platform, _target_=CPU_PLATFORM)

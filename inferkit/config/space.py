@@ -18,8 +18,10 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import setup_globals
+from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from inferkit.config.schema import DecodeSchedulerConfig, InferenceConfig
 
@@ -111,7 +113,11 @@ class ConfigSpace:
         Raises:
             HydraException: the key or value does not fit.
         """
-        ConfigLoaderImpl._apply_overrides_to_config([self.parse(override)], cfg)
+        try:
+            ConfigLoaderImpl._apply_overrides_to_config([self.parse(override)], cfg)
+        except (OmegaConfBaseException, AttributeError) as error:
+            # omegaconf 2.3 fails so where a dictionary that is null gets entries without '+'.
+            raise ConfigCompositionException(f"{override} does not fit") from error
 
     def is_group(self, name: str) -> bool:
         is_schema = name == "schema" or name.startswith("schema/")

@@ -28,9 +28,15 @@ class Keywords:
     names: frozenset[str]
     takes_any: bool
     """It has **kwargs of its own, or its source cannot be read."""
+    required: frozenset[str] = frozenset()
+    """Keywords without a default, as far as the class itself declares them."""
 
     def union(self, other: "Keywords") -> "Keywords":
-        return Keywords(names=self.names | other.names, takes_any=self.takes_any or other.takes_any)
+        return Keywords(
+            names=self.names | other.names,
+            takes_any=self.takes_any or other.takes_any,
+            required=self.required | other.required,
+        )
 
 
 NO_KEYWORDS = Keywords(names=frozenset(), takes_any=False)
@@ -150,15 +156,24 @@ class SourceIndex:
             keywords = _signature(own, skip_first=True)
             if not (keywords.takes_any and _forwards_keywords(own)):
                 return keywords
-            return Keywords(names=keywords.names, takes_any=False).union(
-                self._base_keywords(module, node, hops)
+            # What a base requires may be given by this constructor itself.
+            base = self._base_keywords(module, node, hops)
+            return Keywords(
+                names=keywords.names | base.names,
+                takes_any=base.takes_any,
+                required=keywords.required,
             )
         keywords = self._base_keywords(module, node, hops)
-        if _is_dataclass(node):
-            fields = [_assigned_names(s) for s in node.body if isinstance(s, ast.AnnAssign)]
-            names = frozenset(name for found in fields for name in found)
-            return Keywords(names=names | keywords.names, takes_any=keywords.takes_any)
-        return keywords
+        if not _is_dataclass(node):
+            return keywords
+        fields = [s for s in node.body if isinstance(s, ast.AnnAssign)]
+        return Keywords(
+            names=keywords.names.union(*map(_assigned_names, fields)),
+            takes_any=keywords.takes_any,
+            required=keywords.required.union(
+                *(_assigned_names(s) for s in fields if s.value is None)
+            ),
+        )
 
     def _base_keywords(self, module: Module, node: ast.ClassDef, hops: int) -> Keywords:
         keywords = NO_KEYWORDS
@@ -260,9 +275,21 @@ def _imported_from(module: Module, statement: ast.ImportFrom, name: str) -> tupl
 
 
 def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef, *, skip_first: bool) -> Keywords:
-    positional = node.args.args[1:] if skip_first else node.args.args
-    names = frozenset(arg.arg for arg in [*positional, *node.args.kwonlyargs])
-    return Keywords(names=names, takes_any=node.args.kwarg is not None)
+    arguments = node.args
+    plain = [arg.arg for arg in arguments.args]
+    required = plain[: len(plain) - len(arguments.defaults)]
+    required += [
+        arg.arg
+        for arg, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        if default is None
+    ]
+    names = [*plain, *(arg.arg for arg in arguments.kwonlyargs)]
+    self_name = set(plain[:1]) if skip_first else set()
+    return Keywords(
+        names=frozenset(names) - self_name,
+        takes_any=arguments.kwarg is not None,
+        required=frozenset(required) - self_name,
+    )
 
 
 def _forwards_keywords(init: ast.FunctionDef) -> bool:

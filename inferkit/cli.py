@@ -1,0 +1,242 @@
+"""The command line: verbs, or pre-flight and then one run or a sweep under Hydra.
+
+The parent process stays free of torch; what runs is the runner's own.
+"""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from inferkit.config.arguments import Arguments, UsageError, parse_arguments, program_name
+from inferkit.config.build import build
+from inferkit.config.compose import to_inference_config
+from inferkit.config.faults import closest, did_you_mean
+from inferkit.config.help import VERBS, help_text
+from inferkit.config.preflight import Verdict, check_texts, preflight
+from inferkit.config.provenance import write_run
+from inferkit.config.run_folder import RUNS, SWEEPS, make_run_folder
+from inferkit.config.space import CONFIG_NAME, VERSION_BASE, ConfigSpace
+from inferkit.core.errors import InferkitError
+from inferkit.inspect.check import summary
+from inferkit.sweep.cells import OK, JobResult, print_table
+
+logger = logging.getLogger(__name__)
+
+LOG_LEVEL = "INFERKIT_LOG_LEVEL"
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+EXIT_OK, EXIT_FAILED, EXIT_REFUSED, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+def main() -> None:
+    """Entry point of `inferkit` and `python -m inferkit`."""
+    # A console script does not look for a user's own modules where it is started.
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        _tell("inferkit: interrupted")
+        code = EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe (`| head`) is gone: nothing is left to say.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_FAILED
+    sys.exit(code)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Carry out one command line; returns the exit code."""
+    verb = _verb(argv)
+    if verb is not None and verb not in VERBS:
+        _tell(_unknown_verb(verb))
+        return EXIT_REFUSED
+    rest = list(argv[1:] if verb else argv)
+    if "--help" in rest or "-h" in rest:
+        print(help_text(program_name(), ConfigSpace()))
+        return EXIT_OK
+    if "--version" in rest:
+        print(f"inferkit {_version('inferkit')} (hydra {_version('hydra-core')})")
+        return EXIT_OK
+    try:
+        arguments = parse_arguments(rest)
+        _log_level()
+    except UsageError as error:
+        _tell(f"inferkit: {error}")
+        return EXIT_REFUSED
+    if verb is not None:
+        return _check(arguments)
+    if arguments.shows:
+        return _show(arguments, rest)
+    verdict = preflight(arguments.command(program_name()), arguments.space())
+    if not verdict.is_good:
+        _tell(verdict.message)
+        return EXIT_REFUSED
+    return _run_hydra(arguments, verdict)
+
+
+def _verb(argv: Sequence[str]) -> str | None:
+    """The first word, if it is neither a flag nor an override."""
+    if argv and "=" not in argv[0] and not argv[0].startswith(("-", "~", "+")) and argv[0]:
+        return argv[0]
+    return None
+
+
+def _unknown_verb(verb: str) -> str:
+    if "." in verb:
+        return f"inferkit: {verb} has no value; write {verb}=VALUE"
+    guess = did_you_mean(closest(verb, VERBS))
+    verbs = ", ".join(VERBS)
+    return f"inferkit: {verb} is no verb{guess}\nverbs are {verbs}; options are written KEY=VALUE"
+
+
+def _check(arguments: Arguments) -> int:
+    """The verb `check`: the pre-flight, and what the configuration comes to."""
+    command = arguments.command(program_name())
+    verdict = preflight(command, arguments.space())
+    if not verdict.is_good:
+        _tell(verdict.message)
+        return EXIT_REFUSED
+    for warning in verdict.warnings:
+        _tell(f"warning: {warning}")
+    print(f"ok: {command}")
+    if verdict.is_multirun:
+        print(f"  {len(verdict.cells)} cells, all of them can run")
+    else:
+        print(summary(verdict.checked[0]))
+    return EXIT_OK
+
+
+def _show(arguments: Arguments, argv: Sequence[str]) -> int:
+    """Let Hydra show a configuration or its own facts."""
+    if arguments.shows == "cfg":
+        verdict = check_texts(arguments.command(program_name()), arguments.space())
+        if not verdict.is_good:
+            _tell(verdict.message)
+            return EXIT_REFUSED
+    words = argv if arguments.shows == "shell_completion" else _hydra_words(arguments)
+    _call_hydra(lambda cfg: None, arguments, words)
+    return EXIT_OK
+
+
+def _hydra_words(arguments: Arguments, *extra: str) -> list[str]:
+    return [*arguments.flags, *arguments.overrides, *extra]
+
+
+def _run_hydra(arguments: Arguments, verdict: Verdict) -> int:
+    """Run one job, or every cell of a sweep, in a folder that is theirs alone."""
+    key, base = ("hydra.sweep.dir", SWEEPS) if verdict.is_multirun else ("hydra.run.dir", RUNS)
+    extra = []
+    if not any(text.lstrip("+").startswith(f"{key}=") for text in arguments.overrides):
+        try:
+            folder = make_run_folder(base, datetime.now())
+        except OSError as error:
+            _tell(f"inferkit: cannot make a run folder: {error}; set {key}=/a/writable/folder")
+            return EXIT_REFUSED
+        extra.append(f"{key}={folder}")
+    jobs = Jobs()
+    _call_hydra(jobs.run_job, arguments, _hydra_words(arguments, *extra))
+    if verdict.is_multirun and jobs.results:
+        print_table(jobs.results, jobs.sweep_dir)
+    is_complete = len(jobs.results) == max(1, len(verdict.cells))
+    is_ok = is_complete and all(result.status == OK for result in jobs.results)
+    return EXIT_OK if is_ok else EXIT_FAILED
+
+
+def _call_hydra(
+    task: Callable[[DictConfig], Any], arguments: Arguments, words: Sequence[str]
+) -> None:
+    """Call Hydra's own main with `words` as its command line."""
+
+    @hydra.main(
+        version_base=VERSION_BASE,
+        config_path=str(arguments.conf_dir),
+        config_name=arguments.config_name or CONFIG_NAME,
+    )
+    def entry(cfg: DictConfig) -> Any:
+        return task(cfg)
+
+    before = sys.argv
+    sys.argv = [before[0], *words]
+    try:
+        entry()
+    finally:
+        sys.argv = before
+
+
+@dataclass(kw_only=True)
+class Jobs:
+    """Runs jobs and keeps how they ended; a failing job never ends the others."""
+
+    results: list[JobResult] = field(default_factory=list)
+    sweep_dir: Path = Path(".")
+
+    def run_job(self, cfg: DictConfig) -> dict[str, Any] | None:
+        """Hydra's task function. Failures are told and stored, not raised."""
+        hydra_cfg = HydraConfig.get()
+        run_dir = Path(hydra_cfg.runtime.output_dir)
+        is_cell = hydra_cfg.mode == RunMode.MULTIRUN
+        overrides = tuple(hydra_cfg.overrides.task)
+        self.sweep_dir = run_dir.parent
+        if hydra_cfg.verbose is False:
+            logging.getLogger().setLevel(_log_level())
+        result = JobResult(number=int(hydra_cfg.job.num) if is_cell else 0, overrides=overrides)
+        start_s = time.monotonic()
+        try:
+            metrics = self._run(cfg, run_dir, hydra_cfg, overrides)
+            result = replace(result, status=OK, metrics=metrics or {})
+        except Exception as error:
+            result = result.failed(error)
+            if isinstance(error, InferkitError):
+                _tell(f"inferkit: {error}")
+                logger.debug("job failed", exc_info=True)
+            else:
+                logger.exception("job failed")
+        result = replace(result, seconds=time.monotonic() - start_s)
+        result.write(run_dir)
+        self.results.append(result)
+        return result.metrics
+
+    def _run(
+        self, cfg: DictConfig, run_dir: Path, hydra_cfg: Any, overrides: Sequence[str]
+    ) -> dict[str, Any] | None:
+        config = to_inference_config(cfg)
+        write_run(run_dir, config, overrides=overrides, choices=dict(hydra_cfg.runtime.choices))
+        runner = build(config.runner, allowed_targets=config.allowed_targets, key="runner")
+        metrics: dict[str, Any] | None = runner.run(config, run_dir=run_dir)
+        return metrics
+
+
+def _log_level() -> str:
+    """The level that INFERKIT_LOG_LEVEL asks for.
+
+    Raises:
+        UsageError: it is no level.
+    """
+    asked = os.environ.get(LOG_LEVEL) or "INFO"
+    if asked.upper() not in LOG_LEVELS:
+        guess = did_you_mean(closest(asked, LOG_LEVELS))
+        raise UsageError(f"{LOG_LEVEL}={asked} is no log level{guess}; use {', '.join(LOG_LEVELS)}")
+    return asked.upper()
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -1,0 +1,123 @@
+"""All checks of one configuration, in order: overrides, structure, rules, components, model."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from omegaconf import DictConfig, OmegaConf
+
+from inferkit.config.components import check_components
+from inferkit.config.faults import Fault
+from inferkit.config.memory import check_memory
+from inferkit.config.model_files import ModelFiles, read_model_files
+from inferkit.config.overrides import compose_checked
+from inferkit.config.resolve import resolve_automatic
+from inferkit.config.rules import Findings, check_rules
+from inferkit.config.schema import InferenceConfig
+from inferkit.config.space import ConfigSpace
+from inferkit.config.targets import SourceIndex
+from inferkit.config.walk import set_neutral, structure_faults
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """The outcome of a check."""
+
+    faults: tuple[Fault, ...]
+    warnings: tuple[Fault, ...] = ()
+    config: InferenceConfig | None = None
+    """The typed configuration with automatic values resolved; None where there are faults."""
+    files: ModelFiles = field(default_factory=ModelFiles)
+
+
+class Checker:
+    """Checks configurations of one space. Sources and model files are read once, so make a new
+    one for every command."""
+
+    def __init__(self, space: ConfigSpace) -> None:
+        self.space = space
+        self._index = SourceIndex()
+        self._files: dict[str, ModelFiles] = {}
+
+    def check_overrides(self, overrides: Sequence[str]) -> Checked:
+        """Compose and check; every fault of all overrides is found."""
+        composition = compose_checked(self.space, overrides)
+        return self.check_composed(composition.cfg, composition.faults)
+
+    def check_composed(self, cfg: DictConfig, known: Sequence[Fault] = ()) -> Checked:
+        """Check a composed configuration, of which `known` faults were found before."""
+        cfg = cfg.copy()
+        found = [fault for fault in structure_faults(cfg) if fault.key not in _keys(known)]
+        set_neutral(cfg, _keys(found))
+        typed = OmegaConf.to_object(cfg)
+        assert isinstance(typed, InferenceConfig), "the root of a configuration is typed"
+        return self.check_config(typed, [*known, *found])
+
+    def check_config(self, cfg: InferenceConfig, known: Sequence[Fault] = ()) -> Checked:
+        """Check a typed configuration, of which `known` faults were found before."""
+        faults = list(known)
+        findings = check_rules(cfg)
+        add_new(faults, findings.faults)
+        add_new(faults, check_components(cfg, self._index))
+        files = self._model_files(cfg)
+        add_new(faults, files.faults)
+        if not faults:
+            # Sizes mean something only where all else is right.
+            resolved = resolve_automatic(cfg)
+            sizes = Findings(warnings=findings.warnings)
+            check_context(resolved, files, sizes)
+            check_memory(resolved, files, sizes)
+            faults += sizes.faults
+        return Checked(
+            faults=tuple(faults),
+            warnings=tuple(findings.warnings),
+            config=None if faults else resolve_automatic(cfg),
+            files=files,
+        )
+
+    def _model_files(self, cfg: InferenceConfig) -> ModelFiles:
+        model = cfg.model
+        key = json.dumps(
+            [model._target_, model.path, model.arch, model.with_ckpt], default=str, sort_keys=True
+        )
+        if key not in self._files:
+            self._files[key] = read_model_files(cfg, self.space.model_targets)
+        return self._files[key]
+
+
+def check_context(resolved: InferenceConfig, files: ModelFiles, findings: Findings) -> None:
+    """A request may not be longer than the positions that the model knows."""
+    if files.arch is None:
+        return
+    limit, positions = resolved.engine.max_model_len, int(files.arch.max_position_embeddings)
+    if limit > positions:
+        data, scheduler = resolved.data, resolved.scheduler
+        problem = f"the model knows {positions} positions; allowed is <= {positions}"
+        if limit == data.input_truncated_len + scheduler.max_new_tokens:
+            problem += (
+                f" (it is data.input_truncated_len={data.input_truncated_len} + "
+                f"scheduler.max_new_tokens={scheduler.max_new_tokens}; lower one of them)"
+            )
+        findings.refuse("engine.max_model_len", limit, problem, use=positions)
+
+
+def add_new(faults: list[Fault], found: Iterable[Fault]) -> None:
+    """Append faults that are no consequence of those before.
+
+    Those of one stage do not silence each other, except where one names another as related.
+    """
+    stage = list(found)
+    silent = _keys(faults)
+    stage = [fault for fault in stage if not _is_below(fault.key, silent)]
+    silent |= _keys(stage)
+    faults += [f for f in stage if not any(_is_below(key, silent) for key in f.related)]
+
+
+def _keys(faults: Iterable[Fault]) -> set[str]:
+    return {fault.key for fault in faults}
+
+
+def _is_below(key: str, nodes: set[str]) -> bool:
+    """Whether `key` or a node that holds it is among `nodes`."""
+    parts = key.split(".")
+    return any(".".join(parts[: depth + 1]) in nodes for depth in range(len(parts)))

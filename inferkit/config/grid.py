@@ -1,0 +1,63 @@
+"""The cells of a sweep, numbered as Hydra's basic sweeper numbers them."""
+
+from collections.abc import Mapping, Sequence
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.errors import HydraException
+
+from inferkit.config.faults import Cell, Fault, Fix, key_of
+from inferkit.config.overrides import syntax_fault
+from inferkit.config.space import ConfigSpace
+
+
+def expand(
+    space: ConfigSpace, overrides: Sequence[str], params: Mapping[str, str]
+) -> tuple[list[Cell], list[Fault]]:
+    """Cells of the job's overrides, or the faults that keep the grid from being laid out.
+
+    Args:
+        params: `hydra.sweeper.params`, the axes of a sweep that is written in a file.
+    """
+    faults = []
+    parsed = []
+    for text in [*(f"{key}={value}" for key, value in params.items()), *overrides]:
+        fault = syntax_fault(space, text)
+        if fault is not None:
+            faults.append(fault)
+            continue
+        override = space.parse(text)
+        if not override.is_hydra_override():
+            parsed.append(override)
+        elif override.is_sweep_override():
+            problem = "Hydra's own settings are the same in every cell; give one value"
+            faults.append(Fault(key=override.key_or_group, given=text, problem=problem))
+    if faults:
+        return [], faults
+    try:
+        rows = BasicSweeper.split_arguments(parsed, None)[0]
+    except HydraException:
+        # Only an interval has no values that could be counted.
+        texts = [o.input_line or "" for o in parsed if o.is_interval_sweep()]
+        problem = "has no single values; name them (0.5,0.9), or give a range(1,5)"
+        return [], [Fault(key=key_of(text), given=text, problem=problem) for text in texts]
+    return [Cell(number=n, overrides=tuple(row)) for n, row in enumerate(rows)], []
+
+
+def narrowed(
+    space: ConfigSpace, overrides: Sequence[str], good: Sequence[Cell]
+) -> tuple[Fix, ...] | None:
+    """Fixes that leave of every axis the values of good cells; None where an axis gets empty."""
+    kept = {text for cell in good for text in cell.overrides}
+    fixes = []
+    for text in overrides:
+        override = space.parse(text)
+        if not override.is_sweep_override():
+            continue
+        key = override.get_key_element()
+        values = list(override.sweep_string_iterator())
+        usable = [value for value in values if f"{key}={value}" in kept]
+        if not usable:
+            return None
+        if len(usable) < len(values):
+            fixes.append(Fix(add=(f"{key}={','.join(usable)}",)))
+    return tuple(fixes)

@@ -1,0 +1,114 @@
+"""Whether weights and KV cache fit into the memory of this machine. Torch-free."""
+
+from pathlib import Path
+
+from inferkit.config.faults import Fault, Fix
+from inferkit.config.model_files import ModelFiles
+from inferkit.config.resolve import CPU_PLATFORM
+from inferkit.config.rules import Findings
+from inferkit.config.schema import InferenceConfig
+
+CGROUP = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
+
+
+def available_memory() -> int | None:
+    """Bytes that the machine has free, or the cgroup leaves if that is less; None = unknown."""
+    try:
+        lines = MEMINFO.read_text("utf-8").splitlines()
+    except OSError:
+        return None
+    sizes = dict(line.split(":", 1) for line in lines if ":" in line)
+    if "MemAvailable" not in sizes:
+        return None
+    available = int(sizes["MemAvailable"].split()[0]) * 1024
+    try:
+        limit = (CGROUP / "memory.max").read_text("utf-8").strip()
+        used = int((CGROUP / "memory.current").read_text("utf-8"))
+        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return available
+    if limit == "max":
+        return available
+    # File pages that nobody uses are given back when memory is asked for.
+    return max(0, min(available, int(limit) - used + int(stat.get("inactive_file", 0))))
+
+
+def check_memory(resolved: InferenceConfig, files: ModelFiles, findings: Findings) -> None:
+    """A fault where the model cannot run, a warning where requests will have to wait.
+
+    Only on a CPU, or where platform.device_memory is given; else the worker asks its device.
+    """
+    memory = resolved.platform.device_memory
+    if not memory and resolved.platform._target_ == CPU_PLATFORM:
+        memory = available_memory() or 0
+    if files.arch is None or not memory:
+        return
+    dtype = resolved.model.dtype.value
+    weights = files.weight_bytes(dtype)
+    if weights > memory:
+        findings.faults.append(
+            Fault(
+                key="model",
+                problem=f"its weights take {mib(weights)} in {dtype}, but only {mib(memory)} are "
+                "available; choose a smaller model or model.dtype",
+                related=("platform.device_memory",),
+            )
+        )
+        return
+    block_size = resolved.kv_cache.block_size
+    per_block = files.kv_bytes_per_token(dtype) * block_size
+    if resolved.kv_cache.num_blocks:
+        _check_pool(resolved, per_block, memory - weights, findings)
+        return
+    room = int((memory - weights) * resolved.kv_cache.mem_fraction)
+    longest = _longest(resolved, files)
+    blocks = -(-longest // block_size)
+    if (blocks + 1) * per_block > room:
+        fitting = max(0, room // per_block - 1) * block_size
+        findings.refuse(
+            "engine.max_model_len",
+            resolved.engine.max_model_len,
+            f"the KV cache of one request takes {mib(blocks * per_block)}, but beside the weights "
+            f"({mib(weights)}) only {mib(room)} are available; {fitting} tokens fit",
+            related=("kv_cache.block_size", "kv_cache.mem_fraction", "data.input_truncated_len"),
+        )
+    elif resolved.batch_size_per_dp_rank * blocks * per_block > room:
+        at_once = room // (blocks * per_block)
+        findings.warn(
+            "scheduler.batch_size",
+            resolved.scheduler.batch_size,
+            f"the KV cache holds {at_once} requests of engine.max_model_len="
+            f"{resolved.engine.max_model_len} at once; others wait",
+        )
+
+
+def _check_pool(resolved: InferenceConfig, per_block: int, room: int, findings: Findings) -> None:
+    num_blocks = resolved.kv_cache.num_blocks
+    if num_blocks * per_block > room:
+        fitting = room // per_block
+        findings.faults.append(
+            Fault(
+                key="kv_cache.num_blocks",
+                given=f"kv_cache.num_blocks={num_blocks}",
+                problem=f"the pool takes {mib(num_blocks * per_block)}, but {mib(room)} are "
+                f"available beside the weights; allowed is <= {fitting}, or 0 (automatic)",
+                fix=Fix(add=("kv_cache.num_blocks=0",)),
+                related=("kv_cache.block_size",),
+            )
+        )
+
+
+def _longest(resolved: InferenceConfig, files: ModelFiles) -> int:
+    """Tokens that one request keeps in the cache, over all layers on average."""
+    limit = resolved.engine.max_model_len
+    windows: tuple[int | None, ...] = getattr(files.arch, "layer_windows", ())
+    kept = [
+        limit if window is None else min(limit, window + resolved.kv_cache.block_size)
+        for window in windows
+    ]
+    return sum(kept) // len(kept) if kept else limit
+
+
+def mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.0f} MiB" if num_bytes >= 2**20 else f"{num_bytes:,} bytes"

@@ -1,0 +1,181 @@
+"""The check before anything is started: all faults of a command at once, and one that works."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from omegaconf import DictConfig, OmegaConf
+
+from inferkit.config.check import Checked, Checker
+from inferkit.config.faults import (
+    Cell,
+    Command,
+    Fault,
+    key_of,
+    render,
+    render_cells,
+    shared_faults,
+)
+from inferkit.config.grid import expand, narrowed
+from inferkit.config.overrides import compose_checked, syntax_fault
+from inferkit.config.space import ConfigSpace
+
+MULTIRUN = ("-m", "--multirun")
+MAX_CORRECTIONS = 3
+"""A corrected command may show faults that others hid; so many times it is corrected again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What the pre-flight found."""
+
+    message: str = ""
+    """What to print before giving up; empty where all can run."""
+    warnings: tuple[Fault, ...] = ()
+    cells: tuple[Cell, ...] = ()
+    """Cells of a sweep; empty for one run."""
+    is_multirun: bool = False
+    checked: tuple[Checked, ...] = ()
+    """Outcome of the run, or of every cell."""
+
+    @property
+    def is_good(self) -> bool:
+        return not self.message
+
+
+@dataclass(kw_only=True)
+class _Sweep:
+    """Outcome of all cells of a command."""
+
+    cells: list[Cell] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    """Faults of the command as a whole."""
+    checked: dict[int, Checked] = field(default_factory=dict)
+
+    @property
+    def by_cell(self) -> dict[int, list[Fault]]:
+        return {n: list(found.faults) for n, found in self.checked.items() if found.faults}
+
+
+def preflight(command: Command, space: ConfigSpace) -> Verdict:
+    """Check everything that `command` would run. Nothing is created, nothing is started."""
+    checker = Checker(space)
+    if _is_multirun(command, space):
+        return _preflight_sweep(command, checker)
+    checked = checker.check_overrides(command.overrides)
+    if not checked.faults:
+        return Verdict(warnings=checked.warnings, checked=(checked,))
+    works, is_example = _corrected(command, checked.faults, checker)
+    message = render(checked.faults, works=works, is_example=is_example)
+    return Verdict(message=message, checked=(checked,))
+
+
+def check_texts(command: Command, space: ConfigSpace) -> Verdict:
+    """Check only that the overrides compose; for commands that show a configuration."""
+    faults = compose_checked(space, command.overrides).faults
+    return Verdict(message=render(faults) if faults else "")
+
+
+def _preflight_sweep(command: Command, checker: Checker) -> Verdict:
+    sweep = _check_sweep(command, checker)
+    if sweep.faults:
+        works, is_example = _corrected(command, sweep.faults, checker)
+        message = render(sweep.faults, works=works, is_example=is_example)
+        return Verdict(message=message, is_multirun=True)
+    bad = sweep.by_cell
+    warnings = tuple(dict.fromkeys(w for found in sweep.checked.values() for w in found.warnings))
+    if not bad:
+        return Verdict(
+            warnings=warnings,
+            cells=tuple(sweep.cells),
+            is_multirun=True,
+            checked=tuple(sweep.checked.values()),
+        )
+    works = _corrected_sweep(command, sweep, checker)
+    if len(sweep.cells) == 1:
+        message = render(bad[0], works=works)
+    else:
+        message = render_cells(sweep.cells, bad, works=works)
+    return Verdict(message=message, is_multirun=True)
+
+
+def _is_multirun(command: Command, space: ConfigSpace) -> bool:
+    if any(flag in MULTIRUN for flag in command.flags):
+        return True
+    return str(OmegaConf.select(_hydra(command, space), "mode")).endswith("MULTIRUN")
+
+
+def _hydra(command: Command, space: ConfigSpace) -> DictConfig:
+    """Hydra's own part, without the axes of a sweep."""
+    fixed = [
+        text
+        for text in command.overrides
+        if syntax_fault(space, text) is None and not space.parse(text).is_sweep_override()
+    ]
+    return compose_checked(space, fixed).hydra
+
+
+def _check_sweep(command: Command, checker: Checker) -> _Sweep:
+    space = checker.space
+    hydra = _hydra(command, space)
+    own = [
+        text
+        for text in command.overrides
+        if syntax_fault(space, text) is None
+        and space.parse(text).is_hydra_override()
+        and not space.parse(text).is_sweep_override()
+    ]
+    faults = list(compose_checked(space, own).faults)
+    params = OmegaConf.select(hydra, "sweeper.params") or {}
+    cells, found = expand(space, command.overrides, {str(k): str(v) for k, v in params.items()})
+    sweep = _Sweep(cells=cells, faults=[*faults, *found])
+    if not sweep.faults:
+        for cell in cells:
+            sweep.checked[cell.number] = checker.check_overrides(cell.overrides)
+    return sweep
+
+
+def _corrected(
+    command: Command, faults: Iterable[Fault], checker: Checker
+) -> tuple[Command | None, bool]:
+    """A command that passes, and whether it holds example values; (None, False) = none known."""
+    examples: set[str] = set()
+    for _ in range(MAX_CORRECTIONS):
+        fixes = []
+        for fault in faults:
+            if fault.fix is None:
+                return None, False
+            fixes.append(fault.fix)
+        examples |= {key_of(text) for fix in fixes if fix.is_example for text in fix.add}
+        corrected = command.fixed(fixes)
+        if corrected == command:
+            return None, False
+        command = corrected
+        faults = [f for f in _all_faults(command, checker) if f.key not in examples]
+        if not faults:
+            return command, bool(examples)
+    return None, False
+
+
+def _corrected_sweep(command: Command, sweep: _Sweep, checker: Checker) -> Command | None:
+    """The sweep without the axis values that no good cell has; faults of all cells cured."""
+    shared = shared_faults(sweep.cells, sweep.by_cell)
+    command = command.fixed(fault.fix for fault in shared if fault.fix and fault.given)
+    for fault in shared:
+        if fault.fix and fault.fix.add and not fault.given:
+            command = command.renamed(fault.key, key_of(fault.fix.add[0]))
+    if shared:
+        sweep = _check_sweep(command, checker)
+    bad = sweep.by_cell
+    good = [cell for cell in sweep.cells if cell.number not in bad]
+    fixes = narrowed(checker.space, command.overrides, good)
+    if not good or fixes is None:
+        return None
+    corrected = command.fixed(fixes)
+    return None if _all_faults(corrected, checker) else corrected
+
+
+def _all_faults(command: Command, checker: Checker) -> list[Fault]:
+    if not _is_multirun(command, checker.space):
+        return list(checker.check_overrides(command.overrides).faults)
+    sweep = _check_sweep(command, checker)
+    return [*sweep.faults, *(fault for found in sweep.by_cell.values() for fault in found)]

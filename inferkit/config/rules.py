@@ -1,0 +1,322 @@
+"""Cross-field rules: functions from a typed configuration to faults.
+
+Each looks at a configuration whose keys exist and have the right types. Nothing here touches a
+device, a network or a model's files.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from inferkit.config.faults import Fault, Fix, show
+from inferkit.config.resolve import CPU_PLATFORM, resolve_automatic
+from inferkit.config.schema import (
+    ClusterConfig,
+    DatasetName,
+    DisaggConfig,
+    InferenceConfig,
+    LoadConfig,
+    ParallelConfig,
+    RouterConfig,
+    SweepConfig,
+)
+from inferkit.core.errors import RequestError
+from inferkit.core.sampling_params import SamplingParams
+
+EAGER = "eager"
+
+
+@dataclass(kw_only=True)
+class Findings:
+    """What the rules found in one configuration."""
+
+    faults: list[Fault] = field(default_factory=list)
+    warnings: list[Fault] = field(default_factory=list)
+
+    def refuse(
+        self,
+        key: str,
+        value: Any,
+        problem: str,
+        *,
+        use: Any = None,
+        drop: bool = False,
+        related: Sequence[str] = (),
+    ) -> None:
+        """A fault of `key`; `use` is a value that would do, `drop` says the key's default would."""
+        given = f"{key}={show(value)}"
+        fix = None
+        if use is not None:
+            fix = Fix(add=(f"{key}={show(use)}",))
+        elif drop:
+            fix = Fix(drop=(key,))
+        self.faults.append(
+            Fault(key=key, given=given, problem=problem, fix=fix, related=tuple(related))
+        )
+
+    def warn(self, key: str, value: Any, problem: str) -> None:
+        self.warnings.append(Fault(key=key, given=f"{key}={show(value)}", problem=problem))
+
+
+Rule = Callable[[InferenceConfig, InferenceConfig, Findings], None]
+"""Gets the configuration as composed, the same with automatic values resolved, and the list."""
+
+
+def check_rules(cfg: InferenceConfig) -> Findings:
+    """Apply every rule of this page."""
+    findings = Findings()
+    parallel(cfg, findings)
+    if findings.faults:
+        # Sizes that divide nothing would break the arithmetic of the other rules.
+        cfg = replace(cfg, parallel=ParallelConfig())
+    resolved = resolve_automatic(cfg)
+    for rule in RULES:
+        rule(cfg, resolved, findings)
+    return findings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """Values that a number may have."""
+
+    key: str
+    text: str
+    """The range, as a user reads it."""
+    holds: Callable[[Any], bool]
+    use: Any
+    """A value that does, for the corrected command line."""
+
+
+RANGES = (
+    Range(key="data.input_truncated_len", text=">= 1", holds=lambda n: n >= 1, use=256),
+    Range(
+        key="data.limit", text=">= 1, or null for all", holds=lambda n: n is None or n >= 1, use=1
+    ),
+    Range(
+        key="engine.max_model_len",
+        text="0 (automatic) or >= 2",
+        holds=lambda n: n == 0 or n >= 2,
+        use=0,
+    ),
+    Range(key="kv_cache.block_size", text=">= 1", holds=lambda n: n >= 1, use=128),
+    Range(
+        key="kv_cache.mem_fraction",
+        text="> 0 and <= 1",
+        holds=lambda share: 0 < share <= 1,
+        use=0.85,
+    ),
+    Range(
+        key="kv_cache.num_blocks",
+        text="0 (automatic) or >= 2 (block 0 is the null block)",
+        holds=lambda n: n == 0 or n >= 2,
+        use=0,
+    ),
+    Range(key="scheduler.batch_size", text="0 (automatic) or >= 1", holds=lambda n: n >= 0, use=0),
+    Range(key="scheduler.max_new_tokens", text=">= 1", holds=lambda n: n >= 1, use=32),
+    Range(
+        key="scheduler.max_prefill_tokens",
+        text="0 (automatic) or >= 1",
+        holds=lambda n: n >= 0,
+        use=0,
+    ),
+    Range(key="platform.num_threads", text="0 (automatic) or >= 1", holds=lambda n: n >= 0, use=0),
+    Range(
+        key="platform.device_memory",
+        text="0 (ask the device) or a number of bytes",
+        holds=lambda n: n >= 0,
+        use=0,
+    ),
+)
+
+
+def ranges(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -> None:
+    for limits in RANGES:
+        value = value_at(cfg, limits.key)
+        if not limits.holds(value):
+            problem = f"is out of range; allowed is {limits.text}"
+            findings.refuse(limits.key, value, problem, use=limits.use)
+
+
+def sampling(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -> None:
+    """The ranges are those of SamplingParams, which a request has too."""
+    values = {
+        name: getattr(cfg.data, name) for name in ("temperature", "top_p", "top_k", "min_p", "seed")
+    }
+    defaults = type(cfg.data)()
+    for name, value in values.items():
+        try:
+            SamplingParams(**{name: value})
+        except RequestError as error:
+            problem = str(error).partition(f"{name}={show(value)}")[2].strip() or str(error)
+            findings.refuse(f"data.{name}", value, problem, use=getattr(defaults, name) or 0)
+            continue
+        is_filter = name in ("top_p", "top_k", "min_p")
+        if is_filter and cfg.data.temperature == 0 and value != getattr(defaults, name):
+            findings.warn(f"data.{name}", value, "has no effect with data.temperature=0 (greedy)")
+
+
+def parallel(cfg: InferenceConfig, findings: Findings) -> None:
+    for key, value, default in differences("parallel", cfg.parallel, ParallelConfig()):
+        if key.endswith("_size"):
+            problem = "this version runs one rank; allowed is 1"
+            findings.refuse(key, value, problem, use=default)
+        else:
+            problem = "has no effect: this version runs one rank on this node"
+            findings.refuse(key, value, problem, drop=True)
+
+
+def lengths(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -> None:
+    """engine.max_model_len against what a prompt and its output need."""
+    limit, data, scheduler = cfg.engine.max_model_len, cfg.data, cfg.scheduler
+    if limit < 2:
+        return  # automatic, or out of range
+    whole = data.input_truncated_len + scheduler.max_new_tokens
+    key, related = "engine.max_model_len", ("data.input_truncated_len", "scheduler.max_new_tokens")
+    if limit <= scheduler.max_new_tokens:
+        problem = (
+            f"leaves no room for a prompt beside scheduler.max_new_tokens="
+            f"{scheduler.max_new_tokens}; allowed is >= {scheduler.max_new_tokens + 1}"
+        )
+        findings.refuse(key, limit, problem, use=whole, related=related)
+    elif scheduler.fixed_steps and limit < whole:
+        problem = (
+            f"cannot hold data.input_truncated_len={data.input_truncated_len} and "
+            f"scheduler.max_new_tokens={scheduler.max_new_tokens}, which scheduler.fixed_steps "
+            f"always runs; allowed is >= {whole}"
+        )
+        findings.refuse(key, limit, problem, use=whole, related=related)
+
+
+def batches(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -> None:
+    scheduler, dp_size = resolved.scheduler, resolved.parallel.attn_dp_size
+    related = ("parallel.world_size", "parallel.attn_tp_size")
+    if scheduler.batch_size % dp_size:
+        nearest = scheduler.batch_size // dp_size * dp_size or dp_size
+        problem = f"must be a multiple of attn_dp_size={dp_size}, the data-parallel ranks"
+        findings.refuse(
+            "scheduler.batch_size", scheduler.batch_size, problem, use=nearest, related=related
+        )
+    asked = cfg.scheduler.max_prefill_tokens
+    per_rank = scheduler.batch_size // dp_size
+    if asked < 1:
+        return
+    related = ("scheduler.batch_size", "parallel.world_size")
+    if scheduler.enable_chunked_prefill and asked <= per_rank:
+        problem = (
+            f"leaves no room for a prompt beside {per_rank} decoding requests; "
+            f"allowed is > {per_rank} or 0 (automatic)"
+        )
+        findings.refuse("scheduler.max_prefill_tokens", asked, problem, use=0, related=related)
+    elif not scheduler.enable_chunked_prefill and asked < cfg.data.input_truncated_len:
+        findings.warn(
+            "scheduler.max_prefill_tokens",
+            asked,
+            "without chunked prefill, longer prompts are refused; "
+            f"data.input_truncated_len={cfg.data.input_truncated_len} lets them through to it",
+        )
+
+
+def batch_buckets(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -> None:
+    buckets = cfg.exe_mode.batch_buckets
+    if any(size < 1 for size in buckets) or buckets != sorted(set(buckets)):
+        fixed = sorted({size for size in buckets if size >= 1})
+        problem = "must be sizes >= 1 that rise, such as '[1,2,4,8]'"
+        findings.refuse("exe_mode.batch_buckets", buckets, problem, use=fixed)
+
+
+def dataset(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -> None:
+    name, path = cfg.data.dataset, cfg.data.dataset_path
+    key, related = "data.dataset_path", ("data.dataset",)
+    if name is DatasetName.default:
+        if path is not None:
+            problem = "has no effect with data.dataset=default; name the format of the file: " + (
+                ", ".join(f"data.dataset={n.name}" for n in DatasetName if n is not name)
+            )
+            findings.refuse(key, path, problem, related=related)
+    elif path is None:
+        problem = f"has no value, which data.dataset={name.name} needs; set {key}=... (a .jsonl "
+        problem += "file, or a folder of them)"
+        fix = Fix(add=(f"{key}=/path/to/prompts.jsonl",), is_example=True)
+        findings.faults.append(Fault(key=key, problem=problem, fix=fix, related=related))
+    elif not Path(path).exists():
+        findings.refuse(key, path, f"does not exist (looked in {Path.cwd()})", related=related)
+    elif Path(path).is_dir() and not any(Path(path).glob("*.jsonl")):
+        findings.refuse(key, path, "is a folder without .jsonl files", related=related)
+
+
+def unused_nodes(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -> None:
+    """Keys of roles, of benchmarks and of sweep reports, which this version does not have."""
+    by_role = "has no effect: a role reads it, and this version has no roles"
+    nodes: tuple[tuple[str, Any, Any, str], ...] = (
+        ("disagg", cfg.disagg, DisaggConfig(), by_role),
+        ("router", cfg.router, RouterConfig(), by_role),
+        ("cluster", cfg.cluster, ClusterConfig(), by_role),
+        ("load", cfg.load, LoadConfig(), by_role),
+        ("sweep", cfg.sweep, SweepConfig(), "has no effect: every cell runs and is listed"),
+    )
+    for name, node, default, problem in nodes:
+        for key, value, _ in differences(name, node, default):
+            findings.refuse(key, value, problem, drop=True)
+
+
+def unused_keys(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -> None:
+    """Options that mean nothing in the chosen mode."""
+    model, kv_cache, mode = cfg.model, cfg.kv_cache, cfg.exe_mode
+    if kv_cache.host_bytes != 0:
+        problem = "has no effect: only a decode role keeps retracted requests in host memory"
+        findings.refuse("kv_cache.host_bytes", kv_cache.host_bytes, problem, drop=True)
+    if cfg.platform.version is not None and resolved.platform._target_ == CPU_PLATFORM:
+        problem = "has no effect on a CPU: it names the generation of an Ascend device"
+        findings.refuse("platform.version", cfg.platform.version, problem, drop=True)
+    if mode.name == EAGER:
+        flags = {
+            "enable_cache_compile": mode.enable_cache_compile is not False,
+            "enable_static_kernel": mode.enable_static_kernel is not False,
+            "enable_dynamic_graph": mode.enable_dynamic_graph is not True,
+        }
+        for name in (name for name, is_set in flags.items() if is_set):
+            problem = "has no effect in eager mode, which compiles no graph"
+            findings.refuse(f"exe_mode.{name}", getattr(mode, name), problem, drop=True)
+    speculative = "needs a model with a draft head; no model of this version has one"
+    experts = "needs a mixture-of-experts model; this version has none"
+    if model.next_n != 0:
+        findings.refuse("model.next_n", model.next_n, speculative, use=0)
+    if model.mtp_target is not None:
+        findings.refuse("model.mtp_target", model.mtp_target, speculative, drop=True)
+    if model.force_eplb:
+        findings.refuse("model.force_eplb", model.force_eplb, experts, use=False)
+    if not model.with_ckpt and model.loader.params:
+        findings.warn(
+            "model.loader.params", model.loader.params, "has no effect with random weights"
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    ranges,
+    sampling,
+    lengths,
+    batches,
+    batch_buckets,
+    dataset,
+    unused_nodes,
+    unused_keys,
+)
+
+
+def value_at(cfg: Any, key: str) -> Any:
+    """`value_at(cfg, "scheduler.batch_size")`."""
+    for name in key.split("."):
+        cfg = getattr(cfg, name)
+    return cfg
+
+
+def differences(prefix: str, node: Any, default: Any) -> Iterator[tuple[str, Any, Any]]:
+    """(key, value, default) of every key that differs, in nested nodes too."""
+    for entry in fields(node):
+        key = f"{prefix}.{entry.name}"
+        value, expected = getattr(node, entry.name), getattr(default, entry.name)
+        if is_dataclass(value):
+            yield from differences(key, value, expected)
+        elif value != expected:
+            yield key, value, expected

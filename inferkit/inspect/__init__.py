@@ -1,0 +1,1 @@
+"""Commands that look at configurations and run directories. Torch-free."""

@@ -1,0 +1,1 @@
+"""Sweeps: the result of every cell, and the table of all of them."""

@@ -1,0 +1,61 @@
+"""Results of jobs: one JSON file each, and a table of a sweep's cells."""
+
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from inferkit.config.faults import Cell, varying_overrides
+from inferkit.config.provenance import write_json
+
+RESULT_FILE = "result.json"
+OK, FAILED = "ok", "failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobResult:
+    """How one job ended."""
+
+    number: int
+    """Of the cell in its sweep; 0 for a single run."""
+    overrides: tuple[str, ...]
+    status: str = FAILED
+    seconds: float = 0.0
+    error: str | None = None
+    """First line of what went wrong."""
+    traceback: str | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+    def failed(self, error: BaseException) -> "JobResult":
+        text = str(error).strip() or type(error).__name__
+        return replace(
+            self,
+            status=FAILED,
+            error=text.splitlines()[0],
+            traceback="".join(traceback.format_exception(error)),
+        )
+
+    def write(self, run_dir: Path) -> None:
+        write_json(run_dir / RESULT_FILE, asdict(self))
+
+
+def print_table(results: Sequence[JobResult], sweep_dir: Path) -> None:
+    """Print one row per cell; overrides that all cells share are left out."""
+    from rich.console import Console
+    from rich.table import Table
+
+    cells = [Cell(number=r.number, overrides=r.overrides) for r in results]
+    varying = varying_overrides(cells)
+    table = Table("cell", "overrides", "status", "seconds", "error", title=str(sweep_dir))
+    for result in results:
+        style = "" if result.status == OK else "red"
+        table.add_row(
+            f"#{result.number}",
+            " ".join(varying[result.number]),
+            result.status,
+            f"{result.seconds:.1f}",
+            result.error or "",
+            style=style,
+        )
+    Console().print(table)
