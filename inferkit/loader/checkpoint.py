@@ -1,0 +1,214 @@
+"""Checkpoints: named tensors on disk, read one at a time. Pickles are never opened.
+
+A checkpoint speaks Hugging Face tensor names; it knows no model.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from inferkit.core.errors import ModelLoadError
+
+INDEX_NAME = "model.safetensors.index.json"
+MODEL_NAME = "model.safetensors"
+DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+"""safetensors types that a weight may have -> bytes; others need scales that nothing applies."""
+MAX_HEADER_BYTES = 100_000_000
+NUM_NAMED = 5
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+class Checkpoint(Protocol):
+    """Tensors by Hugging Face name; only `read` touches their data."""
+
+    def names(self) -> list[str]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def num_bytes(self, name: str) -> int:
+        """Bytes of the tensor on disk."""
+        ...
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor on the CPU in the type it is stored in (float32 for quantised GGUF)."""
+        ...
+
+    def identity(self) -> list[dict[str, Any]]:
+        """Name, size and header hash of each file, without reading the weights."""
+        ...
+
+
+def some_of(names: list[str]) -> str:
+    """The first names of a list, and how many there are in all, for a message."""
+    shown = ", ".join(names[:NUM_NAMED])
+    return shown if len(names) <= NUM_NAMED else f"{shown}, ... ({len(names)} in all)"
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+class SafetensorsCheckpoint:
+    """One file, or the shards of an index; headers are read and checked by the constructor.
+
+    Raises:
+        ModelLoadError: a file is absent, cut short or damaged, or a tensor has a type that
+            is no plain weight.
+    """
+
+    def __init__(self, files: list[Path], weight_map: Mapping[str, str] | None = None) -> None:
+        self.files = files
+        self._entries: dict[str, TensorEntry] = {}
+        self._header_hashes: dict[Path, str] = {}
+        self._handles = ExitStack()
+        self._open: dict[Path, Any] = {}
+        for file in files:
+            header, self._header_hashes[file] = read_safetensors_header(file)
+            for name, entry in _entries(file, header):
+                if weight_map is not None and weight_map.get(name) != file.name:
+                    continue
+                if name in self._entries:
+                    first = self._entries[name].file.name
+                    raise ModelLoadError(
+                        f"tensor {name} is in both {first} and {file.name} of {file.parent}; keep "
+                        f"one, or add {INDEX_NAME}"
+                    )
+                self._entries[name] = entry
+        absent = sorted(set(weight_map or ()) - set(self._entries))
+        if absent:
+            raise ModelLoadError(
+                f"{files[0].parent / INDEX_NAME} lists tensors that its files do not hold: "
+                f"{some_of(absent)}; download the model again"
+            )
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> "SafetensorsCheckpoint":
+        """The model's weights in a Hugging Face folder: by index, else model.safetensors, else all.
+
+        Raises:
+            ModelLoadError: there are none; the message says what there is instead.
+        """
+        index = folder / INDEX_NAME
+        if index.is_file():
+            weight_map = _read_index(index)
+            files = [folder / name for name in sorted(set(weight_map.values()))]
+            absent = [file.name for file in files if not file.is_file()]
+            if absent:
+                raise ModelLoadError(
+                    f"{index} names files that are not there: {some_of(absent)}; download them"
+                )
+            return cls(files, weight_map)
+        if (folder / MODEL_NAME).is_file():
+            return cls([folder / MODEL_NAME])
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise ModelLoadError(_no_weights(folder))
+        return cls(files)
+
+    def names(self) -> list[str]:
+        return list(self._entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._entries[name].shape
+
+    def num_bytes(self, name: str) -> int:
+        return self._entries[name].num_bytes
+
+    def read(self, name: str) -> torch.Tensor:
+        entry = self._entries[name]
+        try:
+            if entry.file not in self._open:
+                opened = safe_open(entry.file, framework="pt", device="cpu")
+                self._open[entry.file] = self._handles.enter_context(opened)
+            tensor: torch.Tensor = self._open[entry.file].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(f"cannot read {name} from {entry.file}: {error}") from error
+        return tensor
+
+    def identity(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": file.name,
+                "size": file.stat().st_size,
+                "header_sha256": self._header_hashes[file],
+            }
+            for file in self.files
+        ]
+
+
+def read_safetensors_header(file: Path) -> tuple[dict[str, Any], str]:
+    """The header of a safetensors file and its sha256; the file's length is checked against it."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        raw_length = stream.read(8)
+        length = int.from_bytes(raw_length, "little")
+        if len(raw_length) < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+            raise ModelLoadError(f"{file} is no safetensors file, or it is cut short")
+        raw = stream.read(length)
+    try:
+        header = json.loads(raw)
+        end = max(
+            (entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"),
+            default=0,
+        )
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise ModelLoadError(f"{file} has a damaged safetensors header: {error}") from error
+    if size != 8 + length + end:
+        raise ModelLoadError(
+            f"{file} has {size} bytes, its header says {8 + length + end}; download it again"
+        )
+    return header, hashlib.sha256(raw_length + raw).hexdigest()
+
+
+def _entries(file: Path, header: dict[str, Any]) -> Iterator[tuple[str, TensorEntry]]:
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        dtype, shape = entry["dtype"], tuple(entry["shape"])
+        start, end = entry["data_offsets"]
+        if dtype not in DTYPES:
+            raise ModelLoadError(
+                f"tensor {name} in {file} has type {dtype}; allowed are {', '.join(DTYPES)} "
+                "(quantised checkpoints are not supported)"
+            )
+        if end - start != prod(shape) * DTYPES[dtype]:
+            raise ModelLoadError(f"tensor {name} in {file} has {end - start} bytes for {shape}")
+        yield name, TensorEntry(file, dtype, shape, end - start)
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    try:
+        weight_map = json.loads(index.read_text("utf-8"))["weight_map"]
+        pairs = {str(name): str(file) for name, file in weight_map.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelLoadError(f"{index} is no index of a sharded model: {error!r}") from error
+    outside = sorted({file for file in pairs.values() if Path(file).name != file})
+    foreign = sorted({file for file in pairs.values() if not file.endswith(".safetensors")})
+    if outside or foreign or not pairs:
+        raise ModelLoadError(
+            f"{index} must name *.safetensors files of its own folder, not "
+            f"{some_of(outside or foreign) or 'nothing'}"
+        )
+    return pairs
+
+
+def _no_weights(folder: Path) -> str:
+    pickles = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLE_SUFFIXES)
+    if pickles:
+        return (
+            f"{folder} holds pickled weights only ({some_of(pickles)}); pickles can run code and "
+            "are never loaded: convert them to safetensors (save_pretrained of transformers)"
+        )
+    return f"{folder} holds no *.safetensors file; download the model's weights into it"
