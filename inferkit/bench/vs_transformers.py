@@ -54,7 +54,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--prompt-len", type=int, default=128)
     parser.add_argument("--output-len", type=int, default=128)
-    parser.add_argument("overrides", nargs="*", help="configuration overrides, e.g. model.dtype=...")
+    parser.add_argument(
+        "overrides", nargs="*", help="configuration overrides"
+    )
     return parser.parse_args(argv)
 
 
@@ -135,7 +137,9 @@ def _prompts(workload: dict[str, int], vocab_size: int) -> list[list[int]]:
     return ids
 
 
-def _result(total_s: float, ttfts: list[float], tpots: list[float], workload: dict[str, int]) -> Any:
+def _result(
+    total_s: float, ttfts: list[float], tpots: list[float], workload: dict[str, int]
+) -> Any:
     num_tokens = workload["num_prompts"] * workload["output_len"]
     return {
         "tokens_per_s": num_tokens / total_s,
@@ -158,9 +162,7 @@ def _config(workload: dict[str, int], overrides: list[str]) -> Any:
     )
 
 
-def _serve_inferkit(
-    workload: dict[str, int], overrides: list[str], connection: Connection
-) -> None:
+def _serve_inferkit(workload: dict[str, int], overrides: list[str], connection: Connection) -> None:
     from inferkit.core.sampling_params import SamplingParams
     from inferkit.offline.inference import OfflineInference
 

@@ -204,9 +204,7 @@ class KVCacheManager:
         self._num_published[request_id] = num_blocks
         return num_blocks * self.block_size
 
-    def publish(
-        self, request_id: int, token_ids: Sequence[int], num_computed_tokens: int
-    ) -> None:
+    def publish(self, request_id: int, token_ids: Sequence[int], num_computed_tokens: int) -> None:
         """Make the request's full, computed blocks findable for others.
 
         Only tokens that are final may be counted in `num_computed_tokens`.

@@ -1,9 +1,9 @@
 """Offline inference in this process: prompts in, results out.
 
-    from inferkit import OfflineInference, SamplingParams, load_config
-    llm = OfflineInference(load_config(["scheduler.batch_size=4"]))
-    results = llm.generate(["The capital of France is"], SamplingParams(temperature=0, max_tokens=8))
-    print(results[0].text)
+from inferkit import OfflineInference, SamplingParams, load_config
+llm = OfflineInference(load_config(["scheduler.batch_size=4"]))
+results = llm.generate(["The capital of France is"], SamplingParams(temperature=0))
+print(results[0].text)
 """
 
 import itertools
@@ -51,9 +51,7 @@ class OfflineInference:
     ) -> None:
         self.config = config
         self.clock = clock
-        self.parts = assemble(
-            config, clock=clock, run_dir=run_dir, progress=progress, stage=stage
-        )
+        self.parts = assemble(config, clock=clock, run_dir=run_dir, progress=progress, stage=stage)
         self.step_records: list[StepRecord] = []
         """Steps of the last `generate`."""
         self.requests: list[Request] = []

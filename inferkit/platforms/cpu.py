@@ -58,9 +58,7 @@ class CpuPlatform(Platform):
     ) -> torch.Tensor:
         if not weight.is_mkldnn:
             return F.linear(x_TK, weight, bias_N)
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            x_TK, weight, bias_N, "none", [], ""
-        )
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x_TK, weight, bias_N, "none", [], "")
         return out
 
     def profiler_activities(self) -> list[torch.profiler.ProfilerActivity]:
@@ -92,9 +90,9 @@ def available_memory() -> int:
     try:
         limit = (root / "memory.max").read_text().strip()
         used = int((root / "memory.current").read_text())
-        cached = dict(
-            line.split() for line in (root / "memory.stat").read_text().splitlines()
-        ).get("inactive_file", "0")
+        cached = dict(line.split() for line in (root / "memory.stat").read_text().splitlines()).get(
+            "inactive_file", "0"
+        )
     except OSError:
         return available
     if limit == "max":

@@ -143,7 +143,9 @@ class PagedCache:
             slots=slots,
             fresh=planner.fresh(fresh, starts, q_lens),
             context=[
-                planner.context_row(int(starts[i]), int(q_lens[i]), int(computed[i]), block_table[i])
+                planner.context_row(
+                    int(starts[i]), int(q_lens[i]), int(computed[i]), block_table[i]
+                )
                 for i in context
             ],
             decode=planner.decode(np.flatnonzero(is_decode), starts, kv_lens, block_table),

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from inferkit.config.build import build, get_target
+from inferkit.config.model_files import arch_of, check_architecture
 from inferkit.config.schema import InferenceConfig
 from inferkit.core.errors import ConfigError
 from inferkit.core.protocols import Clock
@@ -63,10 +64,14 @@ def assemble(
     platform.start()
 
     stage("resolving model")
-    source = resolve_source(config.model.path, progress=progress) if config.model.path else None
+    source = None
+    if config.model.path is not None:
+        source = resolve_source(
+            config.model.path, with_weights=config.model.with_ckpt, progress=progress
+        )
     arch = read_arch(config, source)
     tokenizer = source.load_tokenizer() if source else make_byte_tokenizer(arch.vocab_size)
-    eos_token_ids = _eos_token_ids(source, arch, tokenizer)
+    eos_token_ids = source.eos_token_ids(tokenizer) if source else frozenset(arch.eos_token_ids)
 
     if config.model.with_ckpt:
         loader: BaseModelLoader = build(
@@ -146,8 +151,6 @@ def read_arch(config: InferenceConfig, source: ModelSource | None) -> Any:
     Raises:
         ConfigError: neither gives one, or the model class does not cover it.
     """
-    from inferkit.config.model_files import arch_of, check_architecture
-
     hf_config = source.config if source else config.model.arch
     if not hf_config:
         raise ConfigError("model.path is null and model.arch is empty; set one of them")
@@ -160,11 +163,3 @@ def read_arch(config: InferenceConfig, source: ModelSource | None) -> Any:
             "scheduler.max_new_tokens"
         )
     return arch
-
-
-def _eos_token_ids(source: ModelSource | None, arch: Any, tokenizer: Any) -> frozenset[int]:
-    """Union of configuration, generation configuration and tokenizer."""
-    ids = set(source.eos_token_ids()) if source else set()
-    if tokenizer.eos_token_id is not None:
-        ids.add(tokenizer.eos_token_id)
-    return frozenset(ids)

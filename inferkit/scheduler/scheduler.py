@@ -206,7 +206,8 @@ class Scheduler:
         )
         self.num_steps += 1
         logger.info(
-            "step=%d kind=%s requests=%d tokens=%d kv=%s waiting=%d running=%d ms=%.2f infer_ms=%.2f",
+            "step=%d kind=%s requests=%d tokens=%d kv=%s waiting=%d running=%d ms=%.2f "
+            "infer_ms=%.2f",
             record.step,
             record.kind,
             record.num_requests,

@@ -100,7 +100,8 @@ class DenseLayer(nn.Module):
         self, x_TH: torch.Tensor, rotary: Rotary, forward_metadata: ForwardMetaData
     ) -> torch.Tensor:
         x_TH = x_TH + self.self_attn(self.input_layernorm(x_TH), rotary, forward_metadata)
-        return x_TH + self.mlp(self.post_attention_layernorm(x_TH))
+        out_TH: torch.Tensor = x_TH + self.mlp(self.post_attention_layernorm(x_TH))
+        return out_TH
 
 
 class DenseModel(nn.Module):
@@ -150,7 +151,8 @@ class DenseForCausalLM(nn.Module):
     ) -> torch.Tensor:
         """Packed [T] ids and positions -> [S, V] float32, one row per `logits_indices` entry."""
         x_TH = self.model.embed_tokens(input_ids)
-        rotary = expand_rotary(*self.rotary(position_ids), self.dtype)
+        cos_TD, sin_TD = self.rotary(position_ids)
+        rotary = expand_rotary(cos_TD, sin_TD, self.dtype)
         for layer in self.model.layers:
             x_TH = layer(x_TH, rotary, forward_metadata)
         x_SH = self.model.norm(x_TH[forward_metadata.logits_indices])

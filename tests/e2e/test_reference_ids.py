@@ -87,9 +87,9 @@ def test_prefix_hits_give_the_same_tokens():
 def test_a_pool_so_small_that_requests_wait():
     llm = make("scheduler.batch_size=8", "kv_cache.block_size=16", "kv_cache.num_blocks=52")
     check(llm, SOME)
-    assert any(
-        record.num_waiting and record.num_running < 8 for record in llm.step_records[:-1]
-    ), "nothing had to wait for blocks"
+    assert any(record.num_waiting and record.num_running < 8 for record in llm.step_records[:-1]), (
+        "nothing had to wait for blocks"
+    )
 
 
 def test_four_prompts_live_against_transformers(embedded_model_dir):

@@ -135,7 +135,7 @@ def test_least_recently_used_prefix_goes_first():
     kv_cache.free(1)
     kv_cache.free(2)
     assert allocate(kv_cache, 3, 0, 4)  # takes the tail of request 1's prefix
-    assert kv_cache.match_prefix(4, [*range(0, 8), 1]) == 4
+    assert kv_cache.match_prefix(4, [*range(8), 1]) == 4
     assert kv_cache.match_prefix(5, [*range(100, 108), 1]) == 8
 
 

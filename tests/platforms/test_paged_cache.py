@@ -41,9 +41,7 @@ def test_attend_equals_plain_attention(rows, block_size, window):
     cache = PagedCache(device=torch.device("cpu"))
     width = -(-40 // block_size)
     num_blocks = len(rows) * width + 1
-    buffers = tuple(
-        torch.full((num_blocks, block_size, KV_HEADS, DIM), 1e4) for _ in range(2)
-    )
+    buffers = tuple(torch.full((num_blocks, block_size, KV_HEADS, DIM), 1e4) for _ in range(2))
     permuted = torch.randperm(num_blocks - 1, generator=generator).numpy() + 1
     table = permuted.reshape(len(rows), width).astype(np.int32)
     step, expected, slots = [], [], []

@@ -63,9 +63,7 @@ def run(scheduler, engine, requests, max_steps=500):
     return requests
 
 
-def expected_output(
-    request: Request, num_tokens: int, window: int | None = None
-) -> list[int]:
+def expected_output(request: Request, num_tokens: int, window: int | None = None) -> list[int]:
     history = list(request.prompt_token_ids)
     for _ in range(num_tokens):
         history.append(next_token(history[-(window or len(history)) :]))

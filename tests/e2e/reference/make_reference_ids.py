@@ -73,7 +73,12 @@ CHATS: list[list[dict[str, str]]] = [
         {"role": "assistant", "content": "Nice to meet you, Tom."},
         {"role": "user", "content": "What is my name?"},
     ],
-    [{"role": "user", "content": "\u7528\u4e00\u53e5\u8bdd\u4ecb\u7ecd\u4e00\u4e0b\u5317\u4eac\u3002"}],
+    [
+        {
+            "role": "user",
+            "content": "\u7528\u4e00\u53e5\u8bdd\u4ecb\u7ecd\u5317\u4eac\u3002",
+        }
+    ],
     [{"role": "user", "content": "Write a Python function that reverses a string."}],
 ]
 
