@@ -145,7 +145,7 @@ def _run_hydra(arguments: Arguments, verdict: Verdict) -> int:
             _tell(f"inferkit: cannot make a run folder: {error}; set {key}=/a/writable/folder")
             return EXIT_REFUSED
         extra.append(f"{key}={folder}")
-    jobs = Jobs()
+    jobs = Jobs(command=str(arguments.command(program_name())))
     _call_hydra(jobs.run_job, arguments, _hydra_words(arguments, *extra))
     if verdict.is_multirun and jobs.results:
         print_table(jobs.results, jobs.sweep_dir)
@@ -179,6 +179,8 @@ def _call_hydra(
 class Jobs:
     """Runs jobs and keeps how they ended; a failing job never ends the others."""
 
+    command: str
+    """What the user typed; recorded with every job."""
     results: list[JobResult] = field(default_factory=list)
     sweep_dir: Path = Path(".")
 
@@ -188,7 +190,7 @@ class Jobs:
         run_dir = Path(hydra_cfg.runtime.output_dir)
         is_cell = hydra_cfg.mode == RunMode.MULTIRUN
         overrides = tuple(hydra_cfg.overrides.task)
-        self.sweep_dir = run_dir.parent
+        self.sweep_dir = Path(hydra_cfg.sweep.dir)
         if hydra_cfg.verbose is False:
             logging.getLogger().setLevel(_log_level())
         result = JobResult(number=int(hydra_cfg.job.num) if is_cell else 0, overrides=overrides)
@@ -200,7 +202,7 @@ class Jobs:
             result = result.failed(error)
             if isinstance(error, InferkitError):
                 _tell(f"inferkit: {error}")
-                logger.debug("job failed", exc_info=True)
+                _log_to_files("job failed", error)
             else:
                 logger.exception("job failed")
         result = replace(result, seconds=time.monotonic() - start_s)
@@ -212,10 +214,25 @@ class Jobs:
         self, cfg: DictConfig, run_dir: Path, hydra_cfg: Any, overrides: Sequence[str]
     ) -> dict[str, Any] | None:
         config = to_inference_config(cfg)
-        write_run(run_dir, config, overrides=overrides, choices=dict(hydra_cfg.runtime.choices))
+        write_run(
+            run_dir,
+            config,
+            command=self.command,
+            overrides=overrides,
+            choices=dict(hydra_cfg.runtime.choices),
+        )
         runner = build(config.runner, allowed_targets=config.allowed_targets, key="runner")
         metrics: dict[str, Any] | None = runner.run(config, run_dir=run_dir)
         return metrics
+
+
+def _log_to_files(message: str, error: Exception) -> None:
+    """Log a traceback where it is kept; the terminal shows only the error's own message."""
+    details = (type(error), error, error.__traceback__)
+    record = logger.makeRecord(logger.name, logging.ERROR, __file__, 0, message, (), details)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(record)
 
 
 def _log_level() -> str:
@@ -235,7 +252,7 @@ def _version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "(not installed)"
+        return "(from a checkout)"
 
 
 def _tell(text: str) -> None:

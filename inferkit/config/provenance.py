@@ -47,13 +47,18 @@ GIT_TIMEOUT_S = 10
 
 
 def write_run(
-    run_dir: Path, cfg: InferenceConfig, *, overrides: Sequence[str], **facts: Any
+    run_dir: Path,
+    cfg: InferenceConfig,
+    *,
+    command: str,
+    overrides: Sequence[str],
+    **facts: Any,
 ) -> None:
     """Write the resolved configuration and everything that is known before the run starts."""
     write_text(run_dir / RESOLVED_FILE, resolved_yaml(cfg))
     record(
         run_dir,
-        command=[Path(sys.argv[0]).name, *sys.argv[1:]],
+        command=command,
         overrides=list(overrides),
         config_hash=config_hash(cfg),
         seed=cfg.data.seed,

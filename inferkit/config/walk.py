@@ -35,7 +35,8 @@ def set_neutral(cfg: DictConfig, keys: Iterable[str]) -> None:
             if not isinstance(node, DictConfig):
                 continue
             if name not in type_hints(node):
-                node.pop(name, None)
+                with open_dict(node):
+                    node.pop(name, None)
                 continue
             neutral: tuple[Any, ...] = (None, "", 0, False, [], {})
             for value in neutral:

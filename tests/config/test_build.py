@@ -1,0 +1,141 @@
+import ast
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from inferkit.config.build import RUNTIME_KEYWORDS, build, get_target
+from inferkit.config.schema import SchedulerConfig, TargetConfig
+from inferkit.core.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = """
+class Part:
+    def __init__(self, *, clock=None, **kwargs):
+        self.clock = clock
+        self.kwargs = kwargs
+
+class Strict:
+    def __init__(self, *, size): ...
+
+class Broken:
+    def __init__(self, **kwargs):
+        raise RuntimeError("the part's own failure")
+"""
+
+
+@dataclass(kw_only=True)
+class PartConfig(TargetConfig):
+    size: int = 3
+
+
+def test_fields_params_and_runtime_arrive_as_keywords(make_package: Callable[..., None]) -> None:
+    make_package("built_pkg", parts=PARTS)
+    node = PartConfig(
+        _target_="built_pkg.parts.Part", params={"window": [1, 2], "nested": {"a": 1}}
+    )
+
+    part = build(node, allowed_targets=["built_pkg"], key="part", clock="a clock")
+
+    assert part.clock == "a clock"
+    assert part.kwargs == {"size": 3, "window": [1, 2], "nested": {"a": 1}}
+    assert type(part.kwargs["window"]) is list
+
+
+def test_a_target_outside_the_allow_list_is_refused_before_import(
+    make_package: Callable[..., None],
+) -> None:
+    make_package("outside_pkg", parts="raise SystemExit('imported')")
+    node = TargetConfig(_target_="outside_pkg.parts.Part")
+
+    with pytest.raises(
+        ConfigError,
+        match=r"^part\._target_=outside_pkg\.parts\.Part lies outside what may be built: inferkit; "
+        r"allow it with 'allowed_targets=\[outside_pkg\]'$",
+    ):
+        build(node, allowed_targets=[], key="part")
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("missing_pkg.parts.Prat", r"missing_pkg\.parts has no Prat"),
+        ("missing_pkg.prats.Part", "cannot be found: No module named 'missing_pkg.prats'"),
+    ],
+)
+def test_a_target_that_does_not_exist(
+    make_package: Callable[..., None], target: str, problem: str
+) -> None:
+    make_package("missing_pkg", parts=PARTS)
+
+    with pytest.raises(ConfigError, match=problem):
+        get_target(target, allowed_targets=["missing_pkg"], key="part._target_")
+
+
+def test_keywords_that_do_not_fit_are_named(make_package: Callable[..., None]) -> None:
+    make_package("strict_pkg", parts=PARTS)
+    node = PartConfig(_target_="strict_pkg.parts.Strict", params={"windw": 1})
+
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'windw'.*size, windw"):
+        build(node, allowed_targets=["strict_pkg"], key="part")
+
+
+@pytest.mark.parametrize("name", ["size", "clock"])
+def test_params_may_not_set_what_is_given_otherwise(
+    make_package: Callable[..., None], name: str
+) -> None:
+    make_package("taken_pkg", parts=PARTS)
+    node = PartConfig(_target_="taken_pkg.parts.Part", params={name: 1})
+
+    with pytest.raises(ConfigError, match=f"part.params sets {name}"):
+        build(node, allowed_targets=["taken_pkg"], key="part", clock=None)
+
+
+def test_a_failing_constructor_keeps_its_traceback_and_gets_the_key(
+    make_package: Callable[..., None],
+) -> None:
+    make_package("failing_pkg", parts=PARTS)
+    node = TargetConfig(_target_="failing_pkg.parts.Broken")
+
+    with pytest.raises(RuntimeError, match="the part's own failure") as caught:
+        build(node, allowed_targets=["failing_pkg"], key="part")
+
+    text = "".join(traceback.format_exception(caught.value))
+    assert "parts.py" in text
+    assert "while building part (failing_pkg.parts.Broken)" in text
+
+
+def test_a_module_that_fails_to_import_keeps_its_traceback(
+    make_package: Callable[..., None],
+) -> None:
+    make_package("import_pkg", parts="import a_package_that_is_not_there")
+
+    with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there") as caught:
+        get_target("import_pkg.parts.Part", allowed_targets=["import_pkg"], key="part._target_")
+
+    assert caught.value.__notes__ == ["while importing part._target_ (import_pkg.parts.Part)"]
+
+
+def test_own_components_are_built() -> None:
+    with pytest.raises(ConfigError, match="missing a required argument: 'kv_cache'"):
+        build(
+            SchedulerConfig(_target_="inferkit.scheduler.scheduler.Scheduler"),
+            allowed_targets=[],
+            key="scheduler",
+        )
+
+
+def test_runtime_keywords_are_those_of_the_wiring_page() -> None:
+    tree = ast.parse((ROOT / "inferkit/runtime/assembly.py").read_text("utf-8"))
+    given = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "build":
+            keywords = {k.arg: k.value for k in node.keywords}
+            key = ast.literal_eval(keywords["key"])
+            given[key] = {str(name) for name in keywords} - {"allowed_targets", "key"}
+
+    assert {key: set(names) for key, names in RUNTIME_KEYWORDS.items()} == {
+        key: names for key, names in given.items() if names
+    }

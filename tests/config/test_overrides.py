@@ -1,0 +1,193 @@
+"""Every kind of faulty override: what is said, and that nothing else is disturbed."""
+
+from pathlib import Path
+
+import pytest
+
+from inferkit.config.faults import Fault
+from inferkit.config.overrides import compose_checked
+from inferkit.config.space import ConfigSpace
+
+
+def fault_of(space: ConfigSpace, text: str) -> Fault:
+    (fault,) = compose_checked(space, [text]).faults
+    return fault
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        # unknown keys, with and without '+'
+        ("scheduler.bath_size=3", "there is no such key; did you mean scheduler.batch_size?"),
+        ("+scheduler.bath_size=3", "there is no such key; did you mean scheduler.batch_size?"),
+        ("++scheduler.bath_size=3", "there is no such key; did you mean scheduler.batch_size?"),
+        ("batch_size=3", "there is no such key; did you mean scheduler.batch_size?"),
+        ("seed=3", "there is no such key; did you mean data.seed or load.seed?"),
+        ("paralel=tp1", "there is no such key; did you mean parallel?"),
+        ("hydra.runn.dir=x", "there is no such key; did you mean hydra.run.dir?"),
+        (
+            "++data={topp:0.3}",
+            "data.topp: there is no such key; did you mean data.top_p?",
+        ),
+        # groups
+        (
+            "parallel=tp15",
+            "there is no such option; did you mean parallel=tp1?\noptions of parallel: tp1",
+        ),
+        ("engine=1", "there is no such option\noptions of engine: default"),
+        (
+            "+parallel=tp1",
+            "parallel has a default already, which an option replaces without '+'",
+        ),
+        (
+            "++parallel=tp1",
+            "parallel has a default already, which an option replaces without '+'",
+        ),
+        ("model@other=llama", "a group goes to its own place; write model=llama"),
+        ("role=prefill", "this version has no roles; it runs offline, without +role=..."),
+        ("+role=decode", "this version has no roles; it runs offline, without +role=..."),
+        # types
+        ("scheduler.batch_size=abc", "must be an integer"),
+        (
+            "scheduler.batch_size=8.0",
+            "must be an integer; did you mean scheduler.batch_size=8?",
+        ),
+        ("model.with_ckpt=maybe", "must be true or false"),
+        ("load.rate=fast", "must be a number or null"),
+        (
+            "model.dtype=fp16",
+            "must be one of float32, bfloat16, float16; did you mean model.dtype=float16?",
+        ),
+        (
+            "data.dataset=longbench",
+            "must be one of default, LongBench, InfiniteBench, jsonl; "
+            "did you mean data.dataset=LongBench?",
+        ),
+        ("parallel.node_ips=a", "must be a list such as '[a,b]'"),
+        # free-form dictionaries
+        (
+            "scheduler.params.window=4",
+            "a new entry of a free-form dictionary is added with '+'",
+        ),
+        ("model.arch={a:1}", "a new entry of a free-form dictionary is added with '+'"),
+        # signs
+        ("+scheduler.batch_size=3", "the key has a value already, which is replaced without '+'"),
+        ("~scheduler.batch_size", "a key of the schema cannot be taken away"),
+        # grammar
+        ("scheduler.batch_size", "has no value; write scheduler.batch_size=VALUE"),
+        ("=3", "no key before the '='; write KEY=VALUE"),
+        ("model.path=~/x", "the value needs quotes of its own: \"model.path='~/x'\""),
+        (
+            "model.path=http://h/p?a=1",
+            "the value needs quotes of its own: \"model.path='http://h/p?a=1'\"",
+        ),
+        (
+            "scheduler.batch_size=1,2",
+            "several values need -m (one run per value); a list is written "
+            "'scheduler.batch_size=[1,2]', a text with commas \"scheduler.batch_size='1,2'\"",
+        ),
+    ],
+)
+def test_problem_of_one_override(space: ConfigSpace, text: str, problem: str) -> None:
+    fault = fault_of(space, text)
+
+    assert fault.problem == problem
+    assert "@_global_" not in str(fault)
+    assert text in (fault.given, fault.key)
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("scheduler.colour=3", "keys of scheduler: _target_, params, batch_size"),
+        ("xyz=1", "keys of the configuration: role, allowed_targets, data"),
+        ("hydra.xyz=1", "keys of hydra: defaults, mode"),
+    ],
+)
+def test_without_a_near_key_the_keys_there_are_listed(
+    space: ConfigSpace, text: str, keys: str
+) -> None:
+    assert keys in fault_of(space, text).problem
+
+
+def test_all_faults_are_found_in_the_order_of_the_command_line(space: ConfigSpace) -> None:
+    texts = ["data.top=1", "parallel=tp9", "role=x", "scheduler.batch_size=a", "model.path=~"]
+
+    composition = compose_checked(space, texts)
+
+    assert [fault.key for fault in composition.faults] == [
+        "data.top",
+        "parallel",
+        "role",
+        "scheduler.batch_size",
+        "model.path",
+    ]
+
+
+def test_right_overrides_are_applied_beside_faulty_ones(space: ConfigSpace) -> None:
+    composition = compose_checked(space, ["scheduler.bath_size=3", "data.limit=4", "platform=cpu"])
+
+    assert composition.cfg.data.limit == 4
+    assert composition.cfg.platform._target_ == "inferkit.platforms.cpu.CpuPlatform"
+    assert composition.cfg.scheduler.batch_size == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "+scheduler.params={window:4}",
+        "+engine.params.nested.key=1",
+        "++scheduler.batch_size=3",
+        "model.path=Qwen/Qwen2.5-0.5B",
+        "parallel.node_ips=[10.0.0.1,10.0.0.2]",
+        "hydra.verbose=true",
+        "hydra.run.dir=/tmp/x",
+        "data.limit=null",
+        "model.path='~/x'",
+    ],
+)
+def test_right_override_has_no_fault(space: ConfigSpace, text: str) -> None:
+    assert compose_checked(space, [text]).faults == ()
+
+
+def test_what_is_composed_is_not_changed_by_a_check(space: ConfigSpace) -> None:
+    compose_checked(space, ["hydra.run.dir=/tmp/x", "data.limit=9"])
+
+    assert space.compose().data.limit is None
+    assert "outputs" in str(space.compose().hydra.run)
+
+
+@pytest.fixture
+def appended(tmp_path: Path) -> ConfigSpace:
+    """A space with a group that has no default."""
+    folder = tmp_path / "experiment"
+    folder.mkdir()
+    (folder / "long.yaml").write_text("# @package _global_\ndata:\n  input_truncated_len: 1024\n")
+    (folder / "wrong.yaml").write_text("# @package _global_\ndata:\n  inputlen: 1024\n")
+    return ConfigSpace(config_dir=tmp_path)
+
+
+def test_an_appended_group_needs_one_plus(appended: ConfigSpace) -> None:
+    assert compose_checked(appended, ["+experiment=long"]).faults == ()
+    for text in ("experiment=long", "++experiment=long"):
+        fault = fault_of(appended, text)
+        assert fault.problem == "experiment has no default, so its options are added with one '+'"
+        assert fault.fix is not None
+        assert fault.fix.add == ("+experiment=long",)
+
+
+def test_a_key_beats_an_appended_group_wherever_it_stands(appended: ConfigSpace) -> None:
+    for texts in (
+        ["data.input_truncated_len=7", "+experiment=long"],
+        ["+experiment=long", "data.input_truncated_len=7"],
+    ):
+        assert compose_checked(appended, texts).cfg.data.input_truncated_len == 7
+
+
+def test_an_option_file_that_does_not_compose_is_named(appended: ConfigSpace) -> None:
+    composition = compose_checked(appended, ["platform=cpu", "+experiment=wrong"])
+
+    (fault,) = composition.faults
+    assert fault.given == "+experiment=wrong"
+    assert "inputlen" in fault.problem
+    assert composition.cfg.platform._target_ == "inferkit.platforms.cpu.CpuPlatform"
