@@ -110,7 +110,11 @@ def add_new(faults: list[Fault], found: Iterable[Fault]) -> None:
     silent = _keys(faults)
     stage = [fault for fault in stage if not _is_below(fault.key, silent)]
     silent |= _keys(stage)
-    faults += [f for f in stage if not any(_is_below(key, silent) for key in f.related)]
+    faults += [
+        fault
+        for fault in stage
+        if not any(_is_below(key, silent) for key in fault.related if key != fault.key)
+    ]
 
 
 def _keys(faults: Iterable[Fault]) -> set[str]:

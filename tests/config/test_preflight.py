@@ -1,0 +1,220 @@
+"""One command, or every cell of a sweep: all faults, and a command line that really works."""
+
+import itertools
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+
+from inferkit.config.faults import Command
+from inferkit.config.preflight import Verdict, check_texts, preflight
+from inferkit.config.space import ConfigSpace
+
+TINY = (
+    "model=llama",
+    "model.with_ckpt=false",
+    "+model.arch={hidden_size:64,intermediate_size:128,num_hidden_layers:2,"
+    "num_attention_heads:4,num_key_value_heads:2,vocab_size:259}",
+)
+
+
+def run(space: ConfigSpace, *words: str) -> Verdict:
+    flags = tuple(word for word in words if word == "-m")
+    overrides = tuple(word for word in words if word != "-m")
+    return preflight(Command(flags=flags, overrides=overrides), space)
+
+
+def suggestion(verdict: Verdict) -> list[str]:
+    """Words of the suggested command after `python -m inferkit`."""
+    lines = verdict.message.splitlines()
+    place = next(n for n, line in enumerate(lines) if line.startswith("this works"))
+    words = shlex.split(lines[place + 1])
+    assert words[:3] == ["python", "-m", "inferkit"]
+    return words[3:]
+
+
+def test_a_good_command(space: ConfigSpace) -> None:
+    verdict = run(space, *TINY, "data.top_k=4")
+
+    assert verdict.is_good
+    assert not verdict.is_multirun
+    assert [warning.key for warning in verdict.warnings] == ["data.top_k"]
+
+
+@pytest.mark.parametrize(
+    ("words", "works"),
+    [
+        (["scheduler.bath_size=3"], ["scheduler.batch_size=3"]),
+        (["+scheduler.bath_size=3"], ["scheduler.batch_size=3"]),
+        (["parallel=tp15", "data.limit=3"], ["parallel=tp1", "data.limit=3"]),
+        (["+platform=cpu"], ["platform=cpu"]),
+        (["+scheduler.batch_size=3"], ["scheduler.batch_size=3"]),
+        (["scheduler.batch_size=8.0"], ["scheduler.batch_size=8"]),
+        (["model.dtype=fp32"], ["model.dtype=float32"]),
+        (["scheduler.batch_size=1,2"], ["-m", "scheduler.batch_size=1,2"]),
+        (["parallel.world_size=2"], ["parallel.world_size=1"]),
+        (["router.port=9", "data.limit=1"], ["data.limit=1"]),
+        (["engine.max_model_len=32"], ["engine.max_model_len=288"]),
+        (["data.top_p=2", "data.top_k=-9"], ["data.top_p=1.0", "data.top_k=0"]),
+        # the first correction brings a second fault to light
+        (
+            ["scheduler.maxnewtokens=500", "engine.max_model_len=300"],
+            ["scheduler.max_new_tokens=500", "engine.max_model_len=756"],
+        ),
+        (["exe_mode.batch_buckets=[4,2,0]"], ["exe_mode.batch_buckets=[2,4]"]),
+    ],
+)
+def test_the_suggested_command_works(
+    space: ConfigSpace, words: list[str], works: list[str]
+) -> None:
+    verdict = run(space, *words)
+
+    assert suggestion(verdict) == works
+    assert run(space, *works).is_good
+
+
+def test_a_value_that_only_the_user_knows_is_an_example(space: ConfigSpace) -> None:
+    verdict = run(space, "model=llama", "data.limt=2")
+
+    assert "set model.path=..." in verdict.message
+    assert "this works with a value of yours:" in verdict.message
+    assert suggestion(verdict) == [
+        "model=llama", "data.limit=2", "model.path=/path/to/model",
+    ]  # fmt: skip
+
+
+def test_no_command_is_suggested_where_none_is_known(space: ConfigSpace) -> None:
+    verdict = run(space, "+role=prefill", "scheduler.bath_size=3")
+
+    assert not verdict.is_good
+    assert "this works" not in verdict.message
+    assert verdict.message == (
+        "inferkit: 2 faults in the configuration; nothing was started\n"
+        "\n"
+        "  +role=prefill\n"
+        "      this version has no roles; it runs offline, without +role=...\n"
+        "\n"
+        "  scheduler.bath_size=3\n"
+        "      there is no such key; did you mean scheduler.batch_size?"
+    )
+
+
+def test_flags_of_the_command_are_kept_in_the_suggestion(space: ConfigSpace) -> None:
+    command = Command(
+        program="inferkit", verb="check", flags=("--config-dir", "a b"), overrides=("data.limt=2",)
+    )
+
+    assert "  inferkit check --config-dir 'a b' data.limit=2" in preflight(command, space).message
+
+
+# -- sweeps ------------------------------------------------------------------------------------
+
+
+def test_every_cell_is_checked_and_numbered_as_hydra_does(space: ConfigSpace) -> None:
+    verdict = run(space, "-m", *TINY, "scheduler.batch_size=1,2,4", "kv_cache.block_size=16,32")
+
+    assert verdict.is_good
+    expected = itertools.product((1, 2, 4), (16, 32))
+    assert [cell.overrides[-2:] for cell in verdict.cells] == [
+        (f"scheduler.batch_size={batch}", f"kv_cache.block_size={block}")
+        for batch, block in expected
+    ]
+    assert [cell.number for cell in verdict.cells] == list(range(6))
+
+
+def test_bad_cells_are_listed_and_the_rest_is_suggested(space: ConfigSpace) -> None:
+    verdict = run(space, "-m", *TINY, "kv_cache.block_size=0,16", "scheduler.batch_size=1,2")
+
+    assert verdict.message.startswith(
+        "inferkit: 2 of 4 cells cannot run; nothing was started\n"
+        "\n"
+        "  cell #0 [kv_cache.block_size=0 scheduler.batch_size=1]\n"
+        "  cell #1 [kv_cache.block_size=0 scheduler.batch_size=2]\n"
+        "      kv_cache.block_size=0: is out of range; allowed is >= 1\n"
+    )
+    works = suggestion(verdict)
+    assert works[-2:] == ["kv_cache.block_size=16", "scheduler.batch_size=1,2"]
+    assert run(space, *works).is_good
+
+
+def test_a_misspelt_axis_is_told_once_and_renamed(space: ConfigSpace) -> None:
+    verdict = run(space, "-m", "scheduler.bath_size=1,2", "exe_mode=eagr,eager", "data.min_p=7")
+
+    assert "every cell: scheduler.bath_size\n" in verdict.message
+    assert "every cell: data.min_p=7" in verdict.message
+    assert suggestion(verdict) == [
+        "-m", "scheduler.batch_size=1,2", "exe_mode=eager", "data.min_p=0",
+    ]  # fmt: skip
+
+
+def test_groups_may_be_swept(space: ConfigSpace) -> None:
+    verdict = run(space, "-m", *TINY[1:], "model=llama,qwen2", "platform=glob(*)")
+
+    assert verdict.is_good
+    assert len(verdict.cells) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["hydra.verbose=true,false"], "Hydra's own settings are the same in every cell"),
+        (["data.top_p=interval(0,1)"], "has no single values; name them (0.5,0.9)"),
+        (["data.limit=1,2", "model.path=~"], "the value needs quotes of its own"),
+        (["data.limit=1,2", "hydra.runn.dir=x"], "did you mean hydra.run.dir?"),
+    ],
+)
+def test_faults_of_the_sweep_itself(space: ConfigSpace, words: list[str], problem: str) -> None:
+    verdict = run(space, "-m", *words)
+
+    assert problem in verdict.message
+    assert "1 fault in the configuration" in verdict.message
+
+
+def test_a_sweep_of_one_cell_is_told_as_one_run(space: ConfigSpace) -> None:
+    assert "cell" not in run(space, "-m", "data.limit=0").message
+
+
+def test_a_sweep_that_a_file_declares(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    (folder / "grid.yaml").write_text(
+        "# @package _global_\nhydra:\n  mode: MULTIRUN\n  sweeper:\n    params:\n"
+        '      scheduler.batch_size: "1,2"\n      kv_cache.block_size: "0,16"\n'
+    )
+    space = ConfigSpace(config_dir=tmp_path)
+
+    verdict = run(space, "+sweep=grid", *TINY)
+    replaced = run(space, "+sweep=grid", *TINY, "kv_cache.block_size=32")
+
+    assert "2 of 4 cells cannot run" in verdict.message
+    assert replaced.is_good
+    assert replaced.is_multirun
+    assert len(replaced.cells) == 2
+
+
+def test_many_cells_are_checked_quickly(space: ConfigSpace) -> None:
+    start_s = time.monotonic()
+
+    verdict = run(space, "-m", *TINY, "scheduler.batch_size=range(1,201)")
+
+    assert len(verdict.cells) == 200
+    assert verdict.is_good
+    assert time.monotonic() - start_s < 20
+
+
+def test_nothing_is_created(
+    space: ConfigSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    run(space)
+    run(space, "data.limit=0")
+    run(space, "-m", "data.limit=0,1")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_check_texts_looks_at_the_overrides_only(space: ConfigSpace) -> None:
+    assert check_texts(Command(overrides=("data.limit=0",)), space).is_good
+    assert not check_texts(Command(overrides=("data.limt=0",)), space).is_good
