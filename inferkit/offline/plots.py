@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -20,6 +21,13 @@ STYLES: dict[StepKind, tuple[str, str]] = {
 KV_COLOUR = "#009E73"
 REQUESTS_COLOUR = "#555555"
 HEADROOM = 1.08
+ABOVE_RIGHT: dict[str, Any] = {
+    "loc": "lower right",
+    "bbox_to_anchor": (1.0, 1.0),
+    "ncols": 3,
+    "frameon": False,
+}
+"""A legend above the axes never hides a point."""
 LOG_RATIO = 10
 """The time axis is logarithmic where the longest step takes this many times the median."""
 
@@ -61,8 +69,8 @@ def _plot_times(axes: Axes, records: Sequence[StepRecord]) -> None:
         axes.set_ylim(0, max(times) * 1e3 * HEADROOM)
     axes.grid(alpha=0.3, which="both")
     if records:
-        axes.legend(title="kind (number of steps)", loc="best")
-    axes.set_title("Time of every step")
+        axes.legend(**ABOVE_RIGHT)
+    axes.set_title("Time of every step (number of steps)", loc="left")
 
 
 def _plot_use(axes: Axes, records: Sequence[StepRecord]) -> None:
@@ -90,5 +98,6 @@ def _plot_use(axes: Axes, records: Sequence[StepRecord]) -> None:
             Line2D([], [], color=KV_COLOUR, label=f"KV blocks in use (of {kv_total})"),
             Line2D([], [], color=REQUESTS_COLOUR, linestyle="--", label="requests in the step"),
         ],
-        loc="lower center",
+        **ABOVE_RIGHT,
     )
+    axes.set_title("What the step held", loc="left")
