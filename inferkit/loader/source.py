@@ -146,12 +146,12 @@ def _find(path: str, *, with_weights: bool, progress: Progress) -> ModelSource:
     if path.startswith(PREFIX):
         return ModelSource(path=path, directory=embedded_folder(path, progress=progress))
     local = Path(path).expanduser()
-    if local.is_dir():
+    if path and local.is_dir():
         return ModelSource(path=path, directory=local.absolute())
     if local.suffix == ".gguf" and local.is_file():
         file = local.absolute()
         return ModelSource(path=path, directory=file.parent, gguf_file=file)
-    if local.exists():
+    if path and local.exists():
         raise ModelLoadError(f"model.path={path} is a file, but no .gguf file; {ALLOWED}")
     if HUB_ID.fullmatch(path) and local.suffix != ".gguf":
         folder = fetch_from_hub(path, with_weights=with_weights, progress=progress)

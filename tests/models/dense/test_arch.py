@@ -316,7 +316,8 @@ def test_arch_is_read_without_torch() -> None:
         "import sys; from inferkit.models.dense.arch import parse_arch; "
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    root = Path(__file__).resolve().parents[3]
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
 
 
 def test_null_kv_heads_mean_one_for_each_query_head() -> None:
