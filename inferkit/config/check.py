@@ -46,9 +46,11 @@ class Checker:
 
     def check_composed(self, cfg: DictConfig, known: Sequence[Fault] = ()) -> Checked:
         """Check a composed configuration, of which `known` faults were found before."""
-        cfg = cfg.copy()
-        found = [fault for fault in structure_faults(cfg) if fault.key not in _keys(known)]
-        set_neutral(cfg, _keys(found))
+        found = structure_faults(cfg)
+        if found:
+            cfg = cfg.copy()
+            set_neutral(cfg, _keys(found))
+            found = [fault for fault in found if fault.key not in _keys(known)]
         typed = OmegaConf.to_object(cfg)
         assert isinstance(typed, InferenceConfig), "the root of a configuration is typed"
         return self.check_config(typed, [*known, *found])

@@ -58,6 +58,6 @@ def _accepted(checked: Checked) -> InferenceConfig:
         logger.warning("%s", warning)
     if checked.config is None:
         count = len(checked.faults)
-        title = "1 fault in the configuration" if count == 1 else f"{count} faults"
+        title = f"{count} fault{'s' if count > 1 else ''} in the configuration"
         raise ConfigError(render(checked.faults, title=title))
     return checked.config

@@ -68,6 +68,7 @@ class ConfigSpace:
         self._parsed: dict[str, Override] = {}
         self._composed: dict[tuple[str, ...], DictConfig] = {}
         self._jobs: dict[tuple[str, ...], DictConfig] = {}
+        self._options: dict[str, list[str]] = {}
 
     def parse(self, override: str) -> Override:
         """One override.
@@ -125,7 +126,10 @@ class ConfigSpace:
 
     def options(self, group: str) -> list[str]:
         """Options of a group in alphabetical order, numbers within them by value."""
-        return sorted(self.loader.get_group_options(group), key=_natural_key)
+        if group not in self._options:
+            found = self.loader.get_group_options(group)
+            self._options[group] = sorted(found, key=_natural_key)
+        return self._options[group]
 
     @cached_property
     def defaults(self) -> dict[str, str | None]:

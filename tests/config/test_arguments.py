@@ -1,0 +1,52 @@
+from pathlib import Path
+
+import pytest
+
+from inferkit.config.arguments import UsageError, parse_arguments
+
+
+def test_flags_and_overrides_in_any_order(tmp_path: Path) -> None:
+    words = ["a=1", "-m", "b=2", "--config-dir", str(tmp_path), "c=3"]
+
+    arguments = parse_arguments(words)
+
+    assert arguments.overrides == ("a=1", "b=2", "c=3")
+    assert arguments.is_multirun
+    assert arguments.flags == ("-m", "--config-dir", str(tmp_path))
+    assert arguments.config_dir == tmp_path
+    assert arguments.shows == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "shows"),
+    [
+        (["--cfg", "job"], "cfg"),
+        (["-c", "hydra", "a=1"], "cfg"),
+        (["--info", "defaults"], "info"),
+        (["--hydra-help"], "hydra_help"),
+        (["-sc", "query=bash"], "shell_completion"),
+        (["--run"], ""),
+    ],
+)
+def test_shows(words: list[str], shows: str) -> None:
+    assert parse_arguments(words).shows == shows
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-m", "--cfg", "job"], "-m starts a sweep and --cfg shows one configuration"),
+        (["--confg", "job"], "--confg is no flag; did you mean --cfg?"),
+        (["--multi-run"], "--multi-run is no flag; did you mean --multirun?"),
+        (["--batch-size=8"], "options are written KEY=VALUE, for example scheduler.batch_size=8"),
+        (["--colour"], "for example colour=VALUE"),
+        (["--cfg", "jobs"], "invalid choice: 'jobs'"),
+        (["--experimental-rerun", "x.pickle"], "loads a pickle, which inferkit never does"),
+        (["--config-dir", "/no/such"], "--config-dir /no/such: there is no such folder"),
+    ],
+)
+def test_usage_errors(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_arguments(words)
+
+    assert message in str(caught.value)

@@ -1,0 +1,35 @@
+import shlex
+
+from inferkit.config.faults import Command
+from inferkit.config.help import VERBS, help_text
+from inferkit.config.preflight import preflight
+from inferkit.config.space import ConfigSpace
+
+
+def test_help_names_groups_defaults_and_verbs(space: ConfigSpace) -> None:
+    text = help_text("inferkit", space)
+
+    for group in space.groups:
+        assert f"\n  {group}" in text
+    assert "[smollm2_135m]" in text
+    assert "schema" not in text
+    assert all(verb in text for verb in VERBS)
+    assert all(len(line) <= 100 for line in text.splitlines())
+
+
+def test_the_commands_of_the_help_have_no_fault_of_their_own(space: ConfigSpace) -> None:
+    text = help_text("inferkit", space)
+    start, end = text.index("Start here:"), text.index("Every run")
+    commands = [line for line in text[start:end].splitlines() if line.startswith("  inferkit")]
+    assert len(commands) == 5
+
+    for line in commands:
+        words = shlex.split(line)[1:]
+        words = words[1:] if words and words[0] in VERBS else words
+        flags = tuple(word for word in words if word.startswith("-"))
+        overrides = tuple(word for word in words if not word.startswith("-"))
+        message = preflight(Command(flags=flags, overrides=overrides), space).message
+        # Only the example paths do not exist.
+        faults = [part for part in message.splitlines() if part.startswith("  ")]
+        assert not faults or "path" in faults[0], message
+        assert len(faults) <= 3, message

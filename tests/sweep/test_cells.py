@@ -1,0 +1,45 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from inferkit.core.errors import WorkerError
+from inferkit.sweep.cells import FAILED, OK, RESULT_FILE, JobResult, print_table
+
+
+def result(number: int, **changes: str) -> JobResult:
+    return JobResult(number=number, overrides=("a=1", f"b={number}"), **changes)
+
+
+def failed(number: int) -> JobResult:
+    try:
+        raise WorkerError("worker 0 died\nand more")
+    except WorkerError as error:
+        return result(number).failed(error)
+
+
+def test_a_failure_keeps_first_line_and_traceback() -> None:
+    outcome = failed(3)
+
+    assert (outcome.number, outcome.status, outcome.error) == (3, FAILED, "worker 0 died")
+    assert outcome.traceback is not None
+    assert "test_cells.py" in outcome.traceback
+    assert result(0).failed(KeyError()).error == "KeyError"
+
+
+def test_write(tmp_path: Path) -> None:
+    failed(1).write(tmp_path)
+
+    stored = json.loads((tmp_path / RESULT_FILE).read_text())
+    assert stored["status"] == FAILED
+    assert stored["overrides"] == ["a=1", "b=1"]
+
+
+def test_table_shows_what_varies(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table([result(0, status=OK), failed(1)], Path("outputs/sweeps/x"))
+
+    shown = capsys.readouterr().out
+    assert "b=0" in shown
+    assert "a=1" not in shown
+    assert "worker 0 died" in shown
+    assert "outputs/sweeps/x" in shown
