@@ -13,6 +13,14 @@ USER_ARCH: Final = "model.arch"
 """The origin of keys that a user wrote; anything else names a file."""
 
 
+class ConfigFile(dict[str, Any]):
+    """The keys of a configuration file, which remember where they came from."""
+
+    def __init__(self, keys: Mapping[str, Any], origin: str) -> None:
+        super().__init__(keys)
+        self.origin = origin
+
+
 class ConfigReader:
     """Reads keys and collects faults; `raise_faults` ends the reading.
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from inferkit.core.errors import ModelLoadError
+from inferkit.core.hf_config import ConfigFile
 from inferkit.loader.base_loader import Progress, no_progress
 from inferkit.loader.checkpoint import Checkpoint, SafetensorsCheckpoint, some_of
 from inferkit.loader.embedded import MARKER_NAME, PREFIX, embedded_folder
@@ -48,12 +49,12 @@ class ModelSource:
         return SafetensorsCheckpoint.of_folder(self.directory)
 
     @cached_property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> ConfigFile:
         """Keys of config.json, as found. `auto_map` is never followed: no code is taken from it."""
         if self.gguf_file is not None:
             checkpoint = self.checkpoint
             assert isinstance(checkpoint, GGUFCheckpoint), "a .gguf file has a GGUF checkpoint"
-            return checkpoint.config()
+            return ConfigFile(checkpoint.config(), str(self.gguf_file))
         file = self.directory / CONFIG_NAME
         if not file.is_file():
             found = sorted(gguf.name for gguf in self.directory.glob("*.gguf"))
@@ -62,7 +63,7 @@ class ModelSource:
                 f"model.path={self.path} holds no {CONFIG_NAME}; give a Hugging Face model folder"
                 f"{hint}"
             )
-        return _read_json(file)
+        return ConfigFile(_read_json(file), str(file))
 
     @cached_property
     def generation_config(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from inferkit.core.cache_spec import DTYPE_BYTES
 from inferkit.core.errors import ConfigError
-from inferkit.core.hf_config import USER_ARCH, ConfigReader
+from inferkit.core.hf_config import USER_ARCH, ConfigFile, ConfigReader
 from inferkit.layers.rope_config import ROPE_KEYS, RopeScaling, read_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -177,16 +177,20 @@ def known_keys(architecture: str) -> frozenset[str]:
 
 
 def parse_arch(
-    config: Mapping[str, Any], *, origin: str = USER_ARCH, architecture: str | None = None
+    config: Mapping[str, Any], *, origin: str | None = None, architecture: str | None = None
 ) -> DenseArch:
-    """Read the keys of a config.json.
+    """Read the keys of a config.json, or of the `model.arch` that a user wrote.
 
-    `origin` is named in messages: `model.arch` for keys that a user wrote, where unknown keys are
-    faults too, else the path of the file. `architecture` is taken where the keys name none.
+    Args:
+        origin: the file, named in messages (None = that of a ConfigFile, else `model.arch`, where
+            unknown keys are faults too).
+        architecture: taken where the keys name none.
 
     Raises:
         ConfigError: one line for each key that is missing, faulty, unknown or contradictory.
     """
+    if origin is None:
+        origin = config.origin if isinstance(config, ConfigFile) else USER_ARCH
     reader = ConfigReader(config, origin)
     name = _architecture(reader, architecture)
     family = FAMILIES[name]

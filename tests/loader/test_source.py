@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from inferkit.core.errors import ModelLoadError
+from inferkit.core.errors import ConfigError, ModelLoadError
 from inferkit.loader.checkpoint import SafetensorsCheckpoint
 from inferkit.loader.gguf import GGUFCheckpoint
 from inferkit.loader.source import resolve_source
+from inferkit.models.dense.arch import parse_arch
 from tests.loader.files import write_gguf
 
 Make = Callable[..., Path]
@@ -131,3 +132,13 @@ def test_identity_names_the_files(folder: Path) -> None:
     assert changed["weights"] == identity["weights"]
     gguf_file = write_gguf(folder, folder / "m.gguf")
     assert resolve_source(str(gguf_file)).identity()["weights"][0]["name"] == "m.gguf"
+
+
+def test_keys_of_a_file_may_be_unknown_and_are_named_with_it(folder: Path) -> None:
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"is_llama_config": True}))
+    assert parse_arch(resolve_source(str(folder)).config).hidden_size == 64
+    file.write_text(json.dumps(config | {"hidden_act": "gelu"}))
+    with pytest.raises(ConfigError, match=f"hidden_act in {file}='gelu'"):
+        parse_arch(resolve_source(str(folder)).config)
