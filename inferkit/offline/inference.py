@@ -93,10 +93,7 @@ class OfflineInference:
             for request in self.requests:
                 scheduler.abort(request.request_id)
                 scheduler.finished_requests.pop(request.request_id, None)
-        return [
-            GenerationResult.from_request(request, prompt, processor.text(request))
-            for request, prompt in zip(self.requests, many, strict=True)
-        ]
+        return [processor.result(request) for request in self.requests]
 
     def _step(self, processor: OutputProcessor, on_step: OnStep) -> None:
         scheduler = self.parts.scheduler
