@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -92,7 +92,7 @@ def test_cfg_job_prints_the_configuration_without_torch(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "HYDRA_DEPRECATION_WARNINGS_AS_ERRORS": "1"},
         capture_output=True,
         text=True,
         timeout=120,
@@ -186,6 +186,47 @@ def test_tab_completion_lists_options(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert "platform=auto" in result.stdout
     assert "platform=cpu" in result.stdout
+
+
+def test_components_of_the_users_own_run(
+    tmp_path: Path, tiny_hf_model: Callable[..., Path]
+) -> None:
+    """A loader, scheduler, KV cache manager and platform, swapped by configuration alone."""
+    bases = {
+        "Loader": "inferkit.loader.default_loader.DefaultModelLoader",
+        "Scheduler": "inferkit.scheduler.scheduler.Scheduler",
+        "Cache": "inferkit.kv_cache.kv_cache_manager.KVCacheManager",
+        "Platform": "inferkit.platforms.cpu.CpuPlatform",
+    }
+    source = "import logging\n"
+    for name, base in bases.items():
+        module, _, base_class = base.rpartition(".")
+        source += (
+            f"from {module} import {base_class}\n"
+            f"class {name}({base_class}):\n"
+            "    def __init__(self, *, mark, **kwargs):\n"
+            "        super().__init__(**kwargs)\n"
+            f"        logging.getLogger('own').warning('{name} mark=%s', mark)\n"
+        )
+    (tmp_path / "own_parts.py").write_text(source)
+    nodes = {
+        "model.loader": "Loader",
+        "scheduler": "Scheduler",
+        "kv_cache": "Cache",
+        "platform": "Platform",
+    }
+    words = ["allowed_targets=[own_parts]", "data.limit=1", "scheduler.max_new_tokens=2"]
+    for node, name in nodes.items():
+        words += [f"{node}._target_=own_parts.{name}", f"+{node}.params.mark={name.lower()}"]
+
+    result = process("model=llama", f"model.path={tiny_hf_model('llama')}", *words, cwd=tmp_path)
+
+    assert result.returncode == 0, result.stderr
+    (run_dir,) = run_dirs(tmp_path)
+    log = (run_dir / "rank0.log").read_text()
+    for name in nodes.values():
+        assert f"{name} mark={name.lower()}" in log
+    assert len((run_dir / "generations.jsonl").read_text().splitlines()) == 1
 
 
 # -- one run, in this process ------------------------------------------------------------------

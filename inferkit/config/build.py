@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from inferkit.config.schema import TargetConfig
 from inferkit.config.targets import OWN_PREFIX, is_allowed
 from inferkit.core.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 RESERVED = ("_target_", "params")
 RUNTIME_KEYWORDS: Mapping[str, frozenset[str]] = {
@@ -48,6 +51,7 @@ def build(node: TargetConfig, *, allowed_targets: Sequence[str], key: str, **run
             f"{key}._target_={node._target_} cannot be built: {error}; it is called with "
             f"{', '.join(sorted(keywords)) or 'no argument'}"
         ) from None
+    logger.debug("build key=%s target=%s", key, node._target_)
     try:
         return target(**keywords)
     except Exception as error:

@@ -1,6 +1,7 @@
 """What a model's own files say about it, read without torch: its class, shape and sizes."""
 
 import importlib
+import inspect
 import json
 import re
 from collections.abc import Mapping
@@ -15,8 +16,10 @@ from inferkit.core.cache_spec import DTYPE_BYTES
 from inferkit.core.errors import ConfigError
 
 EMBEDDED = re.compile(r"pypi:[A-Za-z0-9._-]+==[A-Za-z0-9.]+")
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 CONFIG_FILE = "config.json"
+ARCH_ATTRIBUTES = ("max_position_embeddings", "num_parameters", "kv_bytes_per_token")
+"""What `parse_arch` of a model's `arch` module must return, beside what the model itself reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +46,7 @@ def read_model_files(cfg: InferenceConfig, model_targets: Mapping[str, str]) -> 
     model = cfg.model
     if model.path is None:
         return _shape_only(cfg)
-    path = Path(model.path)
+    path = Path(model.path).expanduser()
     if path.is_dir():
         return _folder(cfg, path, model_targets)
     if path.is_file():
@@ -70,7 +73,7 @@ def arch_of(target: str, hf_config: Mapping[str, Any]) -> Any:
         raise ConfigError(
             f"model._target_={target} has no module `arch` with parse_arch(config) beside it"
         )
-    return module.parse_arch(hf_config, architecture=class_name(target))
+    return _parse(module, hf_config, architecture=class_name(target))
 
 
 def check_architecture(target: str, hf_config: Mapping[str, Any]) -> None:
@@ -111,6 +114,20 @@ def _arch_module(target: str) -> Any:
             return None
         raise
     return module if hasattr(module, "parse_arch") else None
+
+
+def _parse(module: Any, hf_config: Mapping[str, Any], **options: Any) -> Any:
+    """Call `parse_arch` with those options that it knows; the first argument is all it must take.
+
+    Raises:
+        ConfigError: the keys are wrong, or the result lacks what every architecture has.
+    """
+    known = inspect.signature(module.parse_arch).parameters
+    arch = module.parse_arch(hf_config, **{k: v for k, v in options.items() if k in known})
+    missing = [name for name in ARCH_ATTRIBUTES if not hasattr(arch, name)]
+    if missing:
+        raise ConfigError(f"what {module.__name__}.parse_arch returns lacks {', '.join(missing)}")
+    return arch
 
 
 def _refused(problem: str, cfg: InferenceConfig) -> ModelFiles:
@@ -210,9 +227,9 @@ def _parsed(cfg: InferenceConfig, hf_config: Mapping[str, Any], origin: str | No
     try:
         if origin is None:
             return ModelFiles(
-                arch=module.parse_arch(hf_config, architecture=class_name(model._target_))
+                arch=_parse(module, hf_config, architecture=class_name(model._target_))
             )
-        arch = module.parse_arch(hf_config, origin=origin)
+        arch = _parse(module, hf_config, origin=origin)
         key = "model.arch"
         if model.arch and hasattr(module, "check_user_arch"):
             module.check_user_arch(model.arch, hf_config, origin=origin)

@@ -228,20 +228,20 @@ def batch_buckets(cfg: InferenceConfig, resolved: InferenceConfig, findings: Fin
 def dataset(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -> None:
     name, path = cfg.data.dataset, cfg.data.dataset_path
     key, related = "data.dataset_path", ("data.dataset",)
-    if name is DatasetName.default:
-        if path is not None:
-            problem = "has no effect with data.dataset=default; name the format of the file: " + (
-                ", ".join(f"data.dataset={n.name}" for n in DatasetName if n is not name)
-            )
-            findings.refuse(key, path, problem, related=related)
+    if name is DatasetName.default and path is not None:
+        formats = ", ".join(f"data.dataset={n.name}" for n in DatasetName if n is not name)
+        problem = "has no effect with data.dataset=default; name the format of the file: "
+        findings.refuse(key, path, problem + formats, related=related)
+    elif name is DatasetName.default:
+        return
     elif path is None:
         problem = f"has no value, which data.dataset={name.name} needs; set {key}=... (a .jsonl "
         problem += "file, or a folder of them)"
         fix = Fix(add=(f"{key}=/path/to/prompts.jsonl",), is_example=True)
         findings.faults.append(Fault(key=key, problem=problem, fix=fix, related=related))
-    elif not Path(path).exists():
+    elif not Path(path).expanduser().exists():
         findings.refuse(key, path, f"does not exist (looked in {Path.cwd()})", related=related)
-    elif Path(path).is_dir() and not any(Path(path).glob("*.jsonl")):
+    elif Path(path).expanduser().is_dir() and not any(Path(path).expanduser().glob("*.jsonl")):
         findings.refuse(key, path, "is a folder without .jsonl files", related=related)
 
 

@@ -215,3 +215,36 @@ def test_an_arch_module_of_the_users_own_that_fails_is_a_fault(
     (text,) = texts(checker.check_overrides(overrides))
 
     assert "its module `arch` cannot be imported: ModuleNotFoundError" in text
+
+
+def test_an_arch_module_of_the_users_own_needs_no_more_than_the_contract(
+    checker: Checker, make_model: Callable[..., Path], make_package: Callable[..., None]
+) -> None:
+    make_package(
+        "arch_pkg",
+        model="class MyLlama: ...",
+        arch="""
+        class Arch:
+            max_position_embeddings = 4096
+            num_parameters = 10
+            def kv_bytes_per_token(self, dtype): return 8
+
+        def parse_arch(config): return Arch()
+        """,
+    )
+    make_package("lacking_pkg", model="class MyLlama: ...", arch="def parse_arch(config): return 1")
+
+    def check(package: str) -> Checked:
+        return checker.check_overrides(
+            [
+                "model=llama",
+                f"model.path={make_model()}",
+                f"model._target_={package}.model.MyLlama",
+                f"allowed_targets=[{package}]",
+            ]
+        )
+
+    assert texts(check("arch_pkg")) == []
+    assert check("arch_pkg").files.weight_bytes("bfloat16") == 20
+    (text,) = texts(check("lacking_pkg"))
+    assert "lacking_pkg.arch.parse_arch returns lacks max_position_embeddings, num_para" in text

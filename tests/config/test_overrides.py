@@ -164,6 +164,10 @@ def appended(tmp_path: Path) -> ConfigSpace:
     folder.mkdir()
     (folder / "long.yaml").write_text("# @package _global_\ndata:\n  input_truncated_len: 1024\n")
     (folder / "wrong.yaml").write_text("# @package _global_\ndata:\n  inputlen: 1024\n")
+    (folder / "on_cpu.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /platform: cpu\n  - _self_\n"
+        "scheduler:\n  batch_size: 5\n"
+    )
     return ConfigSpace(config_dir=tmp_path)
 
 
@@ -191,3 +195,22 @@ def test_an_option_file_that_does_not_compose_is_named(appended: ConfigSpace) ->
     assert fault.given == "+experiment=wrong"
     assert "inputlen" in fault.problem
     assert composition.cfg.platform._target_ == "inferkit.platforms.cpu.CpuPlatform"
+
+
+@pytest.mark.parametrize(
+    ("texts", "platform", "batch_size"),
+    [
+        ([], "auto", 0),
+        (["+experiment=on_cpu"], "inferkit.platforms.cpu.CpuPlatform", 5),
+        (["+experiment=on_cpu", "platform=auto"], "auto", 5),
+        (["platform=auto", "+experiment=on_cpu"], "auto", 5),
+        (["scheduler.batch_size=7", "+experiment=on_cpu"], "inferkit.platforms.cpu.CpuPlatform", 7),
+    ],
+)
+def test_who_wins(appended: ConfigSpace, texts: list[str], platform: str, batch_size: int) -> None:
+    """Base < appended file < group on the command line < key on the command line."""
+    composition = compose_checked(appended, texts)
+
+    assert composition.faults == ()
+    assert composition.cfg.platform._target_ == platform
+    assert composition.cfg.scheduler.batch_size == batch_size
