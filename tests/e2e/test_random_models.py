@@ -165,7 +165,8 @@ def test_contiguous_cache_equals_transformers(expected, schedule):
     )
     llm = OfflineInference(config)
     layer = llm.parts.engine.worker.model.model.layers[0].self_attn.attention
-    assert layer.k_cache.shape == (5, 72, *layer.cache_unit)
+    num_rows = config.scheduler.batch_size + 1
+    assert layer.k_cache.shape == (num_rows, 72, *layer.cache_unit)
     recorder = record_logits(llm)
     results = llm.generate(prompts(), SamplingParams(temperature=0.0, max_tokens=NUM_NEW_TOKENS))
     check(llm, recorder, results, reference, f"contiguous {schedule}")
