@@ -5,6 +5,7 @@ The parent process stays free of torch; what runs is the runner's own.
 
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from inferkit.config.build import build
 from inferkit.config.compose import to_inference_config
 from inferkit.config.faults import closest, did_you_mean
 from inferkit.config.help import VERBS, help_text
-from inferkit.config.preflight import Verdict, check_texts, preflight
+from inferkit.config.preflight import Verdict, check_composition, preflight
 from inferkit.config.provenance import write_run
 from inferkit.config.run_folder import RUNS, SWEEPS, make_run_folder
 from inferkit.config.space import CONFIG_NAME, VERSION_BASE, ConfigSpace
@@ -121,12 +122,18 @@ def _check(arguments: Arguments) -> int:
 def _show(arguments: Arguments, argv: Sequence[str]) -> int:
     """Let Hydra show a configuration or its own facts."""
     if arguments.shows == "cfg":
-        verdict = check_texts(arguments.command(program_name()), arguments.space())
+        command, space = arguments.command(program_name()), arguments.space()
+        verdict = check_composition(command, space, resolves="--resolve" in arguments.flags)
         if not verdict.is_good:
             _tell(verdict.message)
             return EXIT_REFUSED
     words = argv if arguments.shows == "shell_completion" else _hydra_words(arguments)
-    _call_hydra(lambda cfg: None, arguments, words)
+    # Hydra shows through logging, which turns a closed pipe (`| head`) into tracebacks.
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        _call_hydra(lambda cfg: None, arguments, words)
+    finally:
+        signal.signal(signal.SIGPIPE, before)
     return EXIT_OK
 
 

@@ -180,6 +180,19 @@ def test_a_console_script_finds_modules_where_it_is_started(folder: Path) -> Non
     assert "this works:\n  inferkit data.limit=2 runner._target_=" in result.stderr
 
 
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    for words in ("--info defaults", "--help", "--cfg job"):
+        result = subprocess.run(
+            ["bash", "-c", f"{sys.executable} -m inferkit {words} | head -c 1"],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert result.stderr == ""
+
+
 def test_tab_completion_lists_options(tmp_path: Path) -> None:
     result = process("-sc", "query=bash", cwd=tmp_path, COMP_LINE="inferkit platform=")
 

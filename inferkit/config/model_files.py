@@ -168,7 +168,9 @@ def _shape_only(cfg: InferenceConfig) -> ModelFiles:
 def _folder(cfg: InferenceConfig, folder: Path, model_targets: Mapping[str, str]) -> ModelFiles:
     file = folder / CONFIG_FILE
     if not file.is_file():
-        return _refused(f"holds no {CONFIG_FILE}; give a Hugging Face model folder", cfg)
+        found = sorted(folder.glob("*.gguf"))
+        hint = f" or a file, {' or '.join(map(str, found[:2]))}" if found else ""
+        return _refused(f"holds no {CONFIG_FILE}; give a Hugging Face model folder{hint}", cfg)
     try:
         hf_config = json.loads(file.read_text("utf-8"))
     except ValueError as error:

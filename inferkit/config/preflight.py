@@ -18,6 +18,7 @@ from inferkit.config.faults import (
 from inferkit.config.grid import expand, narrowed
 from inferkit.config.overrides import compose_checked, syntax_fault
 from inferkit.config.space import ConfigSpace
+from inferkit.config.walk import structure_faults
 
 MULTIRUN = ("-m", "--multirun")
 MAX_CORRECTIONS = 3
@@ -69,9 +70,12 @@ def preflight(command: Command, space: ConfigSpace) -> Verdict:
     return Verdict(message=message, checked=(checked,))
 
 
-def check_texts(command: Command, space: ConfigSpace) -> Verdict:
-    """Check only that the overrides compose; for commands that show a configuration."""
-    faults = compose_checked(space, command.overrides).faults
+def check_composition(command: Command, space: ConfigSpace, *, resolves: bool = False) -> Verdict:
+    """Check that the overrides compose, and resolve; for commands that show a configuration."""
+    composition = compose_checked(space, command.overrides)
+    faults = list(composition.faults)
+    if resolves:
+        faults += structure_faults(composition.cfg)
     return Verdict(message=render(faults) if faults else "")
 
 

@@ -1,4 +1,5 @@
 import ast
+import importlib.util
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from inferkit.config.build import RUNTIME_KEYWORDS, build, get_target
 from inferkit.config.schema import SchedulerConfig, TargetConfig
 from inferkit.core.errors import ConfigError
 
-ROOT = Path(__file__).resolve().parents[2]
 PARTS = """
 class Part:
     def __init__(self, *, clock=None, **kwargs):
@@ -128,7 +128,10 @@ def test_own_components_are_built() -> None:
 
 
 def test_runtime_keywords_are_those_of_the_wiring_page() -> None:
-    tree = ast.parse((ROOT / "inferkit/runtime/assembly.py").read_text("utf-8"))
+    spec = importlib.util.find_spec("inferkit.runtime.assembly")
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text("utf-8"))
     given = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "build":

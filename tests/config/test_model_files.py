@@ -94,6 +94,14 @@ def test_a_broken_model_folder(
     assert problem in text
 
 
+def test_a_folder_of_gguf_files_names_them(checker: Checker, tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+
+    (text,) = texts(checker.check_overrides(["model=llama", f"model.path={tmp_path}"]))
+
+    assert text.endswith(f"give a Hugging Face model folder or a file, {tmp_path}/m.gguf")
+
+
 def test_a_config_that_cannot_run_is_told_by_the_family(
     checker: Checker, make_model: Callable[..., Path]
 ) -> None:

@@ -10,7 +10,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import DictConfig
 
 from inferkit.config.faults import Command
-from inferkit.config.preflight import Verdict, check_texts, preflight
+from inferkit.config.preflight import Verdict, check_composition, preflight
 from inferkit.config.space import ConfigSpace
 
 TINY = (
@@ -224,6 +224,14 @@ def test_nothing_is_created(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_check_texts_looks_at_the_overrides_only(space: ConfigSpace) -> None:
-    assert check_texts(Command(overrides=("data.limit=0",)), space).is_good
-    assert not check_texts(Command(overrides=("data.limt=0",)), space).is_good
+def test_check_composition_looks_at_the_overrides_only(space: ConfigSpace) -> None:
+    assert check_composition(Command(overrides=("data.limit=0",)), space).is_good
+    assert not check_composition(Command(overrides=("data.limt=0",)), space).is_good
+
+
+def test_check_composition_resolves_where_asked(space: ConfigSpace) -> None:
+    command = Command(overrides=("data.limit=${nope}",))
+
+    assert check_composition(command, space).is_good
+    message = check_composition(command, space, resolves=True).message
+    assert "Interpolation key 'nope' not found" in message
