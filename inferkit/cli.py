@@ -17,6 +17,7 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
@@ -76,11 +77,16 @@ def run(argv: Sequence[str]) -> int:
     except UsageError as error:
         _tell(f"inferkit: {error}")
         return EXIT_REFUSED
-    if verb is not None:
-        return _check(arguments)
-    if arguments.shows:
-        return _show(arguments, rest)
-    verdict = preflight(arguments.command(program_name()), arguments.space())
+    try:
+        if verb is not None:
+            return _check(arguments)
+        if arguments.shows:
+            return _show(arguments, rest)
+        verdict = preflight(arguments.command(program_name()), arguments.space())
+    except HydraException as error:
+        # The primary configuration itself does not compose (--config-path, --config-name).
+        _tell(f"inferkit: {error}")
+        return EXIT_REFUSED
     if not verdict.is_good:
         _tell(verdict.message)
         return EXIT_REFUSED

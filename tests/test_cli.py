@@ -399,6 +399,7 @@ def test_an_interrupt_ends_the_sweep(folder: Path, monkeypatch: pytest.MonkeyPat
         (["--cfg", "job", "data.limt=2"], "did you mean data.limit?"),
         (["check", "data.limt=2"], "did you mean data.limit?"),
         (["+role=prefill"], "this version has no roles"),
+        (["--config-name", "other"], "Cannot find primary config 'other'"),
     ],
 )
 def test_refused(
