@@ -22,6 +22,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from inferkit.runtime.worker_group import let_threads_sleep
+
 WARM_UP_TOKENS = 4
 METRICS = ("tokens_per_s", "ttft_s", "tpot_s", "peak_memory_bytes")
 HIGHER_IS_BETTER = {"tokens_per_s"}
@@ -63,6 +65,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 def _alternate(
     workload: dict[str, int], num_rounds: int, overrides: list[str], console: Console
 ) -> list[dict[str, dict[str, float]]]:
+    let_threads_sleep()  # for both sides alike
     context = multiprocessing.get_context("spawn")
     sides: dict[str, Connection] = {}
     processes = []

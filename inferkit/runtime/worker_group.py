@@ -45,7 +45,7 @@ def run_workers(
     # elastic logs a failure as a page of its own traceback; the worker's error is told below.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     log_dir.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("GOMP_SPINCOUNT", THREAD_SPIN_COUNT)  # read when a worker loads torch
+    let_threads_sleep()
     receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
     processes = start_processes(
         name="worker",
@@ -88,6 +88,11 @@ def run_workers(
             f"rank {rank} ended without a result: {_cause(failure.exitcode)}; "
             f"its output is under {log_dir}"
         )
+
+
+def let_threads_sleep() -> None:
+    """Give child processes `THREAD_SPIN_COUNT`, unless the user chose; read when they load torch."""
+    os.environ.setdefault("GOMP_SPINCOUNT", THREAD_SPIN_COUNT)
 
 
 def reporting(entrypoint: Callable[..., None], *args: Any, channel: Connection) -> None:
