@@ -29,7 +29,7 @@ TORCH_DTYPES = {
     "float16": torch.float16,
 }
 MIN_FILL = 0.5
-"""Rows are gathered together while the shortest fills this share of the longest's blocks."""
+"""Rows are gathered together while the shortest sees this share of the longest's keys."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -57,10 +57,10 @@ class ContextRow:
 class DecodeRows:
     tokens: torch.Tensor
     """[n] packed indices."""
-    block_ids: torch.Tensor
-    """[n * W] blocks to gather."""
+    slots: torch.Tensor
+    """[n * L] slots of the visible keys of each row, in order."""
     bias: torch.Tensor
-    """[n, 1, 1, W * S] additive mask."""
+    """[n, 1, 1, L] additive mask of the tails of shorter rows."""
 
 
 @dataclass(frozen=True)
@@ -229,8 +229,7 @@ def _attend_decode(
     num_rows, num_kv_heads = len(group.tokens), k_cache.shape[2]
 
     def gather(tensor: torch.Tensor) -> torch.Tensor:
-        gathered = tensor.index_select(0, group.block_ids)
-        return gathered.view(num_rows, -1, *tensor.shape[2:]).transpose(1, 2)
+        return _gather(tensor, group.slots).view(num_rows, -1, *tensor.shape[2:]).transpose(1, 2)
 
     out = F.scaled_dot_product_attention(
         q.view(num_rows, num_kv_heads, -1, q.shape[-1]),
@@ -283,32 +282,29 @@ class _Planner:
     def decode(
         self, rows: Ints, starts: Ints, kv_lens: Ints, block_table: npt.NDArray[np.int32]
     ) -> list[DecodeRows]:
-        first_blocks = np.zeros(len(rows), np.int64)
+        kv_lens = kv_lens[rows]
+        first = np.zeros_like(kv_lens)
         if self.window is not None:
-            first_blocks = np.maximum(0, kv_lens[rows] - self.window) // self.block_size
-        num_blocks = -(-kv_lens[rows] // self.block_size) - first_blocks
-        order = np.argsort(-num_blocks, kind="stable")
+            first = np.maximum(0, kv_lens - self.window)
+        lens = kv_lens - first
+        order = np.argsort(-lens, kind="stable")
         groups = []
         while len(order):
-            width = int(num_blocks[order[0]])
-            size = int((num_blocks[order] >= MIN_FILL * width).sum())
+            longest = int(lens[order[0]])
+            size = int((lens[order] >= MIN_FILL * longest).sum())
             members, order = np.sort(order[:size]), order[size:]
-            columns = first_blocks[members, None] + np.arange(width)
-            # Columns beyond the table are masked; any block may stand in for them.
-            in_table = np.minimum(columns, block_table.shape[1] - 1)
+            positions = first[members, None] + np.arange(longest)
+            visible = positions < kv_lens[members, None]
+            # Positions beyond a row's end are masked; its last token stands in for them.
+            positions = np.minimum(positions, kv_lens[members, None] - 1)
             block_ids = np.take_along_axis(
-                block_table[rows[members]].astype(np.int64), in_table, axis=1
+                block_table[rows[members]].astype(np.int64), positions // self.block_size, axis=1
             )
-            first_tokens = first_blocks[members, None] * self.block_size
-            positions = first_tokens + np.arange(width * self.block_size)
-            kv_len = kv_lens[rows[members], None]
-            visible = positions < kv_len
-            if self.window is not None:
-                visible &= positions >= kv_len - self.window
+            slots = block_ids * self.block_size + positions % self.block_size
             groups.append(
                 DecodeRows(
                     self._tensor(starts[rows[members]]),
-                    self._tensor(block_ids.ravel()),
+                    self._tensor(slots.ravel()),
                     self._bias(visible)[:, None, None, :],
                 )
             )
