@@ -6,21 +6,24 @@ A checkpoint speaks Hugging Face tensor names; it knows no model.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from inferkit.core.errors import ModelLoadError
 
 INDEX_NAME = "model.safetensors.index.json"
 MODEL_NAME = "model.safetensors"
-DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-"""safetensors types that a weight may have -> bytes; others need scales that nothing applies."""
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+"""safetensors types that a weight may have; others need scales that nothing applies."""
 MAX_HEADER_BYTES = 100_000_000
 NUM_NAMED = 5
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -57,6 +60,8 @@ class TensorEntry:
     file: Path
     dtype: str
     shape: tuple[int, ...]
+    offset: int
+    """Of its first byte in the file."""
     num_bytes: int
 
 
@@ -72,11 +77,9 @@ class SafetensorsCheckpoint:
         self.files = files
         self._entries: dict[str, TensorEntry] = {}
         self._header_hashes: dict[Path, str] = {}
-        self._handles = ExitStack()
-        self._open: dict[Path, Any] = {}
         for file in files:
-            header, self._header_hashes[file] = read_safetensors_header(file)
-            for name, entry in _entries(file, header):
+            header, data_start, self._header_hashes[file] = read_safetensors_header(file)
+            for name, entry in _entries(file, header, data_start):
                 if weight_map is not None and weight_map.get(name) != file.name:
                     continue
                 if name in self._entries:
@@ -127,15 +130,19 @@ class SafetensorsCheckpoint:
         return self._entries[name].num_bytes
 
     def read(self, name: str) -> torch.Tensor:
+        # Plain reads instead of a mapping: mapped pages count as memory of this process until the
+        # whole file is closed, which would double the peak while a model loads.
         entry = self._entries[name]
+        data = torch.empty(entry.num_bytes, dtype=torch.uint8)
         try:
-            if entry.file not in self._open:
-                opened = safe_open(entry.file, framework="pt", device="cpu")
-                self._open[entry.file] = self._handles.enter_context(opened)
-            tensor: torch.Tensor = self._open[entry.file].get_tensor(name)
-        except (SafetensorError, OSError) as error:
+            with entry.file.open("rb") as stream:
+                stream.seek(entry.offset)
+                num_read = stream.readinto(data.numpy().data)
+        except OSError as error:
             raise ModelLoadError(f"cannot read {name} from {entry.file}: {error}") from error
-        return tensor
+        if num_read != entry.num_bytes:
+            raise ModelLoadError(f"{entry.file} ends within {name}; download it again")
+        return data.view(DTYPES[entry.dtype]).view(entry.shape)
 
     def identity(self) -> list[dict[str, Any]]:
         return [
@@ -148,8 +155,8 @@ class SafetensorsCheckpoint:
         ]
 
 
-def read_safetensors_header(file: Path) -> tuple[dict[str, Any], str]:
-    """The header of a safetensors file and its sha256; the file's length is checked against it."""
+def read_safetensors_header(file: Path) -> tuple[dict[str, Any], int, str]:
+    """(header, where the data starts, sha256 of the header); the file's length is checked."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         raw_length = stream.read(8)
@@ -169,10 +176,12 @@ def read_safetensors_header(file: Path) -> tuple[dict[str, Any], str]:
         raise ModelLoadError(
             f"{file} has {size} bytes, its header says {8 + length + end}; download it again"
         )
-    return header, hashlib.sha256(raw_length + raw).hexdigest()
+    return header, 8 + length, hashlib.sha256(raw_length + raw).hexdigest()
 
 
-def _entries(file: Path, header: dict[str, Any]) -> Iterator[tuple[str, TensorEntry]]:
+def _entries(
+    file: Path, header: dict[str, Any], data_start: int
+) -> Iterator[tuple[str, TensorEntry]]:
     for name, entry in header.items():
         if name == "__metadata__":
             continue
@@ -183,9 +192,9 @@ def _entries(file: Path, header: dict[str, Any]) -> Iterator[tuple[str, TensorEn
                 f"tensor {name} in {file} has type {dtype}; allowed are {', '.join(DTYPES)} "
                 "(quantised checkpoints are not supported)"
             )
-        if end - start != prod(shape) * DTYPES[dtype]:
+        if end - start != prod(shape) * DTYPES[dtype].itemsize:
             raise ModelLoadError(f"tensor {name} in {file} has {end - start} bytes for {shape}")
-        yield name, TensorEntry(file, dtype, shape, end - start)
+        yield name, TensorEntry(file, dtype, shape, data_start + start, end - start)
 
 
 def _read_index(index: Path) -> dict[str, str]:

@@ -104,7 +104,7 @@ def is_complete(folder: Path, model: EmbeddedModel) -> bool:
         return bool(
             marker["weights_sha256"] == model.weights_sha256
             and marker["size"] == weights.stat().st_size
-            and marker["header_sha256"] == read_safetensors_header(weights)[1]
+            and marker["header_sha256"] == read_safetensors_header(weights)[2]
         )
     except (OSError, ValueError, KeyError, TypeError):
         return False
@@ -173,7 +173,7 @@ def convert(
         "source": model.path,
         "weights_sha256": found,
         "size": (folder / MODEL_NAME).stat().st_size,
-        "header_sha256": read_safetensors_header(folder / MODEL_NAME)[1],
+        "header_sha256": read_safetensors_header(folder / MODEL_NAME)[2],
     }
     _write_json(folder / MARKER_NAME, marker)
 
