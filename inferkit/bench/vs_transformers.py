@@ -56,9 +56,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--prompt-len", type=int, default=128)
     parser.add_argument("--output-len", type=int, default=128)
-    parser.add_argument(
-        "overrides", nargs="*", help="configuration overrides"
-    )
+    parser.add_argument("overrides", nargs="*", help="configuration overrides")
     return parser.parse_args(argv)
 
 

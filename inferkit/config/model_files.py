@@ -76,18 +76,55 @@ def arch_of(target: str, hf_config: Mapping[str, Any]) -> Any:
     return _parse(module, hf_config, architecture=class_name(target))
 
 
-def check_architecture(target: str, hf_config: Mapping[str, Any]) -> None:
+def check_user_arch(
+    target: str, user_arch: Mapping[str, Any], hf_config: Mapping[str, Any], *, origin: str
+) -> None:
+    """Where a model has files, `model.arch` may only repeat what they say.
+
+    Raises:
+        ConfigError: a key is unknown or differs from the files at `origin`.
+    """
+    module = _arch_module(target)
+    if module is not None and hasattr(module, "check_user_arch"):
+        module.check_user_arch(user_arch, hf_config, origin=origin)
+
+
+def check_architecture(
+    target: str, hf_config: Mapping[str, Any], model_targets: Mapping[str, str]
+) -> None:
     """A class of inferkit runs the architecture of its own name only.
 
     Raises:
-        ConfigError: `hf_config` is of another one.
+        ConfigError: `hf_config` is of another one; names the option that covers it.
     """
+    uncovered = _uncovered(target, hf_config, model_targets)
+    if uncovered is not None:
+        raise ConfigError(f"the model {uncovered.problem}")
+
+
+@dataclass(frozen=True)
+class _Uncovered:
+    problem: str
+    option: str | None
+    """The option of conf/model that covers the architecture."""
+
+
+def _uncovered(
+    target: str, hf_config: Mapping[str, Any], model_targets: Mapping[str, str]
+) -> _Uncovered | None:
+    """Why the class cannot run this architecture; None if it can, or is a user's own."""
     name = _architecture(hf_config)
-    if name is not None and is_own(target) and name != class_name(target):
-        raise ConfigError(
-            f"the model is a {name}, but model._target_={target} runs {class_name(target)}; "
-            "choose the model= option that covers it"
+    if name is None or not is_own(target) or name == class_name(target):
+        return None
+    covering = [option for option, t in model_targets.items() if class_name(t) == name]
+    if covering:
+        return _Uncovered(
+            f"is a {name}, but the chosen model option runs {class_name(target)}; "
+            f"use {' or '.join(f'model={option}' for option in covering)}",
+            covering[0],
         )
+    covered = ", ".join(f"{class_name(t)} (model={option})" for option, t in model_targets.items())
+    return _Uncovered(f"is a {name}, which no model option covers\ncovered are {covered}", None)
 
 
 def class_name(target: str) -> str:
@@ -177,39 +214,20 @@ def _folder(cfg: InferenceConfig, folder: Path, model_targets: Mapping[str, str]
         return _refused(f"{file} is no JSON: {error}", cfg)
     if not isinstance(hf_config, dict):
         return _refused(f"{file} holds no JSON object", cfg)
-    fault = _uncovered(cfg, hf_config, file, model_targets)
-    if fault is not None:
-        return ModelFiles(faults=[fault])
-    return _parsed(cfg, hf_config, origin=str(file))
-
-
-def _uncovered(
-    cfg: InferenceConfig,
-    hf_config: Mapping[str, Any],
-    file: Path,
-    model_targets: Mapping[str, str],
-) -> Fault | None:
-    name = _architecture(hf_config)
-    target = cfg.model._target_
-    if name is None or not is_own(target) or name == class_name(target):
-        return None
-    covering = [option for option, t in model_targets.items() if class_name(t) == name]
-    if covering:
-        return Fault(
-            key="model.path",
-            given=f"model.path={cfg.model.path}",
-            problem=f"is a {name}, but the chosen model option runs {class_name(target)}; "
-            f"use {' or '.join(f'model={option}' for option in covering)}",
-            fix=Fix(add=(f"model={covering[0]}",)),
-            related=("model._target_",),
+    uncovered = _uncovered(cfg.model._target_, hf_config, model_targets)
+    if uncovered is not None:
+        return ModelFiles(
+            faults=[
+                Fault(
+                    key="model.path",
+                    given=f"model.path={cfg.model.path}",
+                    problem=uncovered.problem,
+                    fix=Fix(add=(f"model={uncovered.option}",)) if uncovered.option else None,
+                    related=("model._target_",),
+                )
+            ]
         )
-    covered = ", ".join(f"{class_name(t)} (model={option})" for option, t in model_targets.items())
-    return Fault(
-        key="model.path",
-        given=f"model.path={cfg.model.path}",
-        problem=f"is a {name} ({file}), which no model option covers\ncovered are {covered}",
-        related=("model._target_",),
-    )
+    return _parsed(cfg, hf_config, origin=str(file))
 
 
 def _parsed(cfg: InferenceConfig, hf_config: Mapping[str, Any], origin: str | None) -> ModelFiles:
@@ -233,8 +251,8 @@ def _parsed(cfg: InferenceConfig, hf_config: Mapping[str, Any], origin: str | No
             )
         arch = _parse(module, hf_config, origin=origin)
         key = "model.arch"
-        if model.arch and hasattr(module, "check_user_arch"):
-            module.check_user_arch(model.arch, hf_config, origin=origin)
+        if model.arch:
+            check_user_arch(model._target_, model.arch, hf_config, origin=origin)
         return ModelFiles(arch=arch)
     except ConfigError as error:
         given = f"model.path={model.path}" if key == "model.path" else "model.arch"

@@ -2,12 +2,13 @@
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from inferkit.config.provenance import record
+from inferkit.config.provenance import environment, record
 from inferkit.config.schema import InferenceConfig
 from inferkit.core.protocols import Channel
 from inferkit.offline.inference import OfflineInference
@@ -84,6 +85,7 @@ def _facts(llm: OfflineInference) -> dict[str, Any]:
         "weights_bytes": parts.engine.worker.num_weight_bytes,
         "kv_blocks": dict(parts.kv_cache.num_blocks),
         "platform": parts.platform.name,
+        "environment": environment(os.environ, secret=llm.config.disagg.secret_env),
     }
 
 

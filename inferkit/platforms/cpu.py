@@ -2,12 +2,13 @@
 
 import os
 import resource
-from pathlib import Path
 
 import psutil
 import torch
 import torch.nn.functional as F
 
+from inferkit.core.errors import ConfigError
+from inferkit.core.host import available_memory
 from inferkit.platforms.base import Platform
 from inferkit.platforms.paged_cache import PagedCache
 
@@ -42,7 +43,12 @@ class CpuPlatform(Platform):
         """Operators have finished when they return."""
 
     def free_memory(self) -> int:
-        return self.device_memory or available_memory()
+        free_bytes = self.device_memory or available_memory()
+        if free_bytes is None:
+            raise ConfigError(
+                "the free memory of this system is unknown; set platform.device_memory"
+            )
+        return free_bytes
 
     def peak_memory(self) -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -81,20 +87,3 @@ def usable_cores() -> int:
     allowed = len(os.sched_getaffinity(0))
     physical = psutil.cpu_count(logical=False) or allowed
     return max(1, min(allowed, physical))
-
-
-def available_memory() -> int:
-    """Bytes that the machine has free, or the cgroup leaves if that is less."""
-    available = int(psutil.virtual_memory().available)
-    root = Path("/sys/fs/cgroup")
-    try:
-        limit = (root / "memory.max").read_text().strip()
-        used = int((root / "memory.current").read_text())
-        cached = dict(line.split() for line in (root / "memory.stat").read_text().splitlines()).get(
-            "inactive_file", "0"
-        )
-    except OSError:
-        return available
-    if limit == "max":
-        return available
-    return max(0, min(available, int(limit) - used + int(cached)))

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from inferkit.config.build import build, get_target
-from inferkit.config.model_files import arch_of, check_architecture
+from inferkit.config.model_files import arch_of, check_architecture, check_user_arch
 from inferkit.config.schema import InferenceConfig
+from inferkit.config.space import ConfigSpace
 from inferkit.core.errors import ConfigError
 from inferkit.core.protocols import Clock
 from inferkit.engine.execution_engine import ExecutionEngine
@@ -149,13 +150,15 @@ def read_arch(config: InferenceConfig, source: ModelSource | None) -> Any:
     """The model's architecture, from its files or from `model.arch`.
 
     Raises:
-        ConfigError: neither gives one, or the model class does not cover it.
+        ConfigError: the model class does not cover it, `model.arch` contradicts the files, or
+            requests may be longer than the model's positions.
     """
+    target = config.model._target_
     hf_config = source.config if source else config.model.arch
-    if not hf_config:
-        raise ConfigError("model.path is null and model.arch is empty; set one of them")
-    check_architecture(config.model._target_, hf_config)
-    arch = arch_of(config.model._target_, hf_config)
+    check_architecture(target, hf_config, ConfigSpace().model_targets)
+    arch = arch_of(target, hf_config)
+    if source and config.model.arch:
+        check_user_arch(target, config.model.arch, hf_config, origin=source.path)
     if config.engine.max_model_len > arch.max_position_embeddings:
         raise ConfigError(
             f"engine.max_model_len={config.engine.max_model_len} exceeds the model's "

@@ -40,7 +40,9 @@ def run_workers(
     Raises:
         WorkerError: a worker failed or died; the others are ended. The message is the worker's.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std, start_processes
+    from torch.distributed.elastic.multiprocessing import start_processes
+
+    from inferkit.runtime.elastic_logs import RankFiles
 
     # elastic logs a failure as a page of its own traceback; the worker's error is told below.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
@@ -52,7 +54,7 @@ def run_workers(
         entrypoint=entrypoint,
         args={rank: (*args, sender) for rank, args in enumerate(rank_args)},
         envs={rank: {} for rank in range(len(rank_args))},
-        logs_specs=DefaultLogsSpecs(log_dir=str(log_dir), redirects=Std.ALL),
+        logs_specs=RankFiles(log_dir),
         start_method="spawn",
     )
     sender.close()
@@ -91,7 +93,7 @@ def run_workers(
 
 
 def let_threads_sleep() -> None:
-    """Give child processes `THREAD_SPIN_COUNT`, unless the user chose; read when they load torch."""
+    """Give child processes `THREAD_SPIN_COUNT` unless the user chose; torch reads it on load."""
     os.environ.setdefault("GOMP_SPINCOUNT", THREAD_SPIN_COUNT)
 
 

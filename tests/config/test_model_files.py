@@ -10,6 +10,7 @@ from inferkit.config.model_files import arch_of, check_architecture
 from inferkit.core.errors import ConfigError
 
 LLAMA = "inferkit.models.dense.model.LlamaForCausalLM"
+TARGETS = {"llama": LLAMA}
 SHAPE = (
     "+model.arch={hidden_size:64,intermediate_size:128,num_hidden_layers:2,"
     "num_attention_heads:4,num_key_value_heads:2,vocab_size:259}"
@@ -199,12 +200,13 @@ def test_a_request_longer_than_the_models_positions_is_refused(
 def test_check_architecture_and_arch_of(make_model: Callable[..., Path]) -> None:
     config: dict[str, Any] = json.loads((make_model() / "config.json").read_text())
 
-    check_architecture(LLAMA, config)
+    check_architecture(LLAMA, config, TARGETS)
     assert arch_of(LLAMA, config).vocab_size == 259
     with pytest.raises(
-        ConfigError, match="the model is a LlamaForCausalLM, but .*Qwen2ForCausalLM"
+        ConfigError,
+        match="the model is a LlamaForCausalLM, but .*Qwen2ForCausalLM; use model=llama",
     ):
-        check_architecture("inferkit.models.dense.model.Qwen2ForCausalLM", config)
+        check_architecture("inferkit.models.dense.model.Qwen2ForCausalLM", config, TARGETS)
     with pytest.raises(ConfigError, match="no module `arch`"):
         arch_of("inferkit.scheduler.scheduler.Scheduler", config)
 
