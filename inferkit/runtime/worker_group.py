@@ -19,6 +19,8 @@ from inferkit.core.errors import InferkitError, WorkerError
 logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.1
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""For which elastic installs handlers of its own while workers run."""
 THREAD_SPIN_COUNT = "1000"
 """How often a waiting OpenMP thread looks before it sleeps. The default of libgomp spins for
 milliseconds: beside another process that computes, both then take up to a hundred times as long."""
@@ -40,14 +42,16 @@ def run_workers(
     Raises:
         WorkerError: a worker failed or died; the others are ended. The message is the worker's.
     """
-    from torch.distributed.elastic.multiprocessing import start_processes
+    from torch.distributed.elastic.multiprocessing import SignalException, start_processes
 
     from inferkit.runtime.elastic_logs import RankFiles
 
     # elastic logs a failure as a page of its own traceback; the worker's error is told below.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for noisy in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
     log_dir.mkdir(parents=True, exist_ok=True)
     let_threads_sleep()
+    handlers = {signum: signal.getsignal(signum) for signum in END_SIGNALS}
     receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
     processes = start_processes(
         name="worker",
@@ -79,9 +83,16 @@ def run_workers(
             if result is not None:
                 drain()
                 break
+    except SignalException as error:
+        # elastic turns signals into this exception; a user expects Ctrl-C to be one.
+        if error.sigval is signal.SIGINT:
+            raise KeyboardInterrupt from None
+        raise SystemExit(128 + error.sigval) from None
     finally:
         processes.close()
         receiver.close()
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
     if failures:
         raise _worker_error(failures[0], log_dir)
     if result.is_failed():
