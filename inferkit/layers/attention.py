@@ -69,8 +69,24 @@ class ContiguousAttention(Attention):
     """Legacy path: `ModelWorker.init_kvcache` allocates [rows, length, *cache_unit] per layer.
 
     Row `cache_rows[i]` of `k_cache` and `v_cache` holds request i from position 0 on; row 0
-    belongs to nobody. Offline only.
+    belongs to nobody. Offline only, full attention only.
     """
+
+    def __init__(
+        self,
+        *,
+        layer_idx: int,
+        num_kv_heads: int,
+        head_dim: int,
+        window: int | None = None,
+        ctx: ModelContext,
+    ) -> None:
+        super().__init__(layer_idx=layer_idx, num_kv_heads=num_kv_heads, head_dim=head_dim, ctx=ctx)
+        if window is not None:
+            raise ValueError(
+                f"layer {layer_idx} has a sliding window of {window} tokens, which the contiguous "
+                "cache cannot keep; declare cache specs instead"
+            )
 
     @property
     def cache_unit(self) -> tuple[int, int]:

@@ -13,6 +13,7 @@ class LegacyAttention(DenseAttention):
             layer_idx=layer_idx,
             num_kv_heads=arch.num_key_value_heads,
             head_dim=arch.head_dim,
+            window=arch.layer_windows[layer_idx],
             ctx=ctx,
         )
 
