@@ -8,6 +8,7 @@ results.
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -70,24 +71,16 @@ class KVCacheManager:
         self._num_published: dict[int, int] = {}
 
     def _make_manager(self, group: CacheGroup, max_num_requests: int) -> SingleTypeKVCacheManager:
-        num_blocks = self.num_blocks[group.manager_key]
+        common: dict[str, Any] = {
+            "manager_key": group.manager_key,
+            "block_size": group.block_size,
+            "num_blocks": self.num_blocks[group.manager_key],
+            "max_model_len": self.max_model_len,
+            "max_num_requests": max_num_requests,
+        }
         if group.kind is CacheKind.SLIDING_WINDOW:
-            assert group.window is not None, "a sliding-window cache spec without a window"
-            return SlidingWindowManager(
-                manager_key=group.manager_key,
-                block_size=group.block_size,
-                num_blocks=num_blocks,
-                max_model_len=self.max_model_len,
-                max_num_requests=max_num_requests,
-                window=group.window,
-            )
-        return FullAttentionManager(
-            manager_key=group.manager_key,
-            block_size=group.block_size,
-            num_blocks=num_blocks,
-            max_model_len=self.max_model_len,
-            max_num_requests=max_num_requests,
-        )
+            return SlidingWindowManager(**common, window=group.window)
+        return FullAttentionManager(**common)
 
     # -- allocation ----------------------------------------------------------------------------
 

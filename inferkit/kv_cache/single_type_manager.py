@@ -7,6 +7,7 @@ read them from the cache later: attention inside a step reads the step's own key
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -167,23 +168,8 @@ class FullAttentionManager(SingleTypeKVCacheManager):
 class SlidingWindowManager(SingleTypeKVCacheManager):
     """A query at position p sees [p - window + 1, p]; older blocks become null and are freed."""
 
-    def __init__(
-        self,
-        *,
-        manager_key: str,
-        block_size: int,
-        num_blocks: int,
-        max_model_len: int,
-        max_num_requests: int,
-        window: int,
-    ) -> None:
-        super().__init__(
-            manager_key=manager_key,
-            block_size=block_size,
-            num_blocks=num_blocks,
-            max_model_len=max_model_len,
-            max_num_requests=max_num_requests,
-        )
+    def __init__(self, *, window: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.window = window
 
     def first_real_block(self, num_tokens_after_step: int) -> int:

@@ -20,7 +20,6 @@ class Platform(ABC):
 
     name: str
     device: torch.device
-    cache: PagedCache
 
     def __init__(
         self,
@@ -34,6 +33,7 @@ class Platform(ABC):
         self.enable_weight_nz = enable_weight_nz
         self.num_threads = num_threads
         self.device_memory = device_memory
+        self.cache = PagedCache(device=self.device)
 
     @abstractmethod
     def start(self) -> None:

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from inferkit.core.errors import ConfigError
 from inferkit.core.host import available_memory
 from inferkit.platforms.base import Platform
-from inferkit.platforms.paged_cache import PagedCache
 
 
 class CpuPlatform(Platform):
@@ -18,23 +17,7 @@ class CpuPlatform(Platform):
     as fast as the plain one at small batches."""
 
     name = "cpu"
-
-    def __init__(
-        self,
-        *,
-        version: str | None = None,
-        enable_weight_nz: bool = True,
-        num_threads: int = 0,
-        device_memory: int = 0,
-    ) -> None:
-        super().__init__(
-            version=version,
-            enable_weight_nz=enable_weight_nz,
-            num_threads=num_threads,
-            device_memory=device_memory,
-        )
-        self.device = torch.device("cpu")
-        self.cache = PagedCache(device=self.device)
+    device = torch.device("cpu")
 
     def start(self) -> None:
         torch.set_num_threads(self.num_threads or usable_cores())
