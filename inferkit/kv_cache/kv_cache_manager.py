@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from inferkit.core.cache_spec import CacheKind, CacheSpec
+from inferkit.core.cache_spec import CacheSpec
 from inferkit.core.errors import KVCacheError
 from inferkit.kv_cache.block_pool import NULL_BLOCK
 from inferkit.kv_cache.single_type_manager import (
@@ -78,7 +78,7 @@ class KVCacheManager:
             "max_model_len": self.max_model_len,
             "max_num_requests": max_num_requests,
         }
-        if group.kind is CacheKind.SLIDING_WINDOW:
+        if group.window is not None:
             return SlidingWindowManager(**common, window=group.window)
         return FullAttentionManager(**common)
 

@@ -4,6 +4,8 @@ Both store and read through the platform's cache, so a model written on either r
 Legend: T = packed tokens, N = heads, D = head dim.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -72,19 +74,11 @@ class ContiguousAttention(Attention):
     belongs to nobody. Offline only, full attention only.
     """
 
-    def __init__(
-        self,
-        *,
-        layer_idx: int,
-        num_kv_heads: int,
-        head_dim: int,
-        window: int | None = None,
-        ctx: ModelContext,
-    ) -> None:
-        super().__init__(layer_idx=layer_idx, num_kv_heads=num_kv_heads, head_dim=head_dim, ctx=ctx)
+    def __init__(self, *, window: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         if window is not None:
             raise ValueError(
-                f"layer {layer_idx} has a sliding window of {window} tokens, which the contiguous "
+                f"layer {self.cache_spec.layer_idx} has a sliding window of {window} tokens, which the contiguous "
                 "cache cannot keep; declare cache specs instead"
             )
 
