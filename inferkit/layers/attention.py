@@ -78,8 +78,8 @@ class ContiguousAttention(Attention):
         super().__init__(**kwargs)
         if window is not None:
             raise ValueError(
-                f"layer {self.cache_spec.layer_idx} has a sliding window of {window} tokens, which the contiguous "
-                "cache cannot keep; declare cache specs instead"
+                f"layer {self.cache_spec.layer_idx} has a sliding window of {window} tokens, "
+                "which the contiguous cache cannot keep; declare cache specs instead"
             )
 
     @property
