@@ -51,6 +51,8 @@ class Request:
     seed: int
     """Seed of the sampler; drawn by the creator of the request where the client sent none."""
     sample_index: int = 0
+    num_truncated_tokens: int = 0
+    """Tokens that the prompt lost at its end because it was too long for the configuration."""
     max_tokens: int = 0
     """Resolved limit of output tokens; set by the scheduler on admission."""
     output_token_ids: list[int] = field(default_factory=list)

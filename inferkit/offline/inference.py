@@ -83,10 +83,10 @@ class OfflineInference:
         ]
         self.step_records = []
         scheduler = self.parts.scheduler
-        for request, prompt in zip(self.requests, many, strict=True):
-            scheduler.add_request(request)
-            processor.add(request, prompt)
         try:
+            for request, prompt in zip(self.requests, many, strict=True):
+                scheduler.add_request(request)
+                processor.add(request, prompt)
             while scheduler.has_work:
                 self._step(processor, on_step)
         finally:
@@ -110,9 +110,8 @@ class OfflineInference:
         on_step(result.record, sum(request.is_finished for request in self.requests))
 
     def _make_request(self, prompt: Prompt, params: SamplingParams) -> Request:
-        token_ids = render_prompt(
-            self.parts.tokenizer, prompt, max_len=self.config.data.input_truncated_len
-        )
+        token_ids = render_prompt(self.parts.tokenizer, prompt)
+        num_kept = min(len(token_ids), self.config.data.input_truncated_len)
         vocab_size = self.parts.arch.vocab_size
         wrong = [t for t in params.stop_token_ids if t >= vocab_size]
         if wrong:
@@ -120,7 +119,8 @@ class OfflineInference:
         seed = params.seed if params.seed is not None else secrets.randbelow(MAX_SEED)
         return Request(
             request_id=next(self._request_ids),
-            prompt_token_ids=token_ids,
+            prompt_token_ids=token_ids[:num_kept],
+            num_truncated_tokens=len(token_ids) - num_kept,
             sampling=params,
             seed=seed,
         )

@@ -55,6 +55,7 @@ def collect_metrics(
     return {
         "num_requests": len(requests),
         "finish_reasons": dict(Counter(str(r.finish_reason or "unfinished") for r in requests)),
+        "num_truncated_prompts": sum(request.num_truncated_tokens > 0 for request in requests),
         "num_prompt_tokens": num_prompt_tokens,
         "num_output_tokens": num_output_tokens,
         "num_computed_tokens": sum(record.num_tokens for record in records),

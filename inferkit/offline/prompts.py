@@ -171,8 +171,8 @@ def _text_fault(text: str) -> str | None:
     return None
 
 
-def render_prompt(tokenizer: Any, prompt: Prompt, max_len: int | None = None) -> list[int]:
-    """Token ids of a prompt, cut after `max_len` tokens.
+def render_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
+    """Token ids of a prompt.
 
     Text is completed as it is, with the tokenizer's own rule for a beginning-of-sequence token.
     Messages go through the chat template once, which writes its special tokens itself. Token ids
@@ -202,7 +202,7 @@ def render_prompt(tokenizer: Any, prompt: Prompt, max_len: int | None = None) ->
             )
     if not token_ids:
         raise RequestError(f"prompt {prompt!r:.80} has no token")
-    return token_ids if max_len is None else token_ids[:max_len]
+    return token_ids
 
 
 def _encode_text(tokenizer: Any, text: str) -> list[int]:

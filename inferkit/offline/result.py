@@ -23,6 +23,8 @@ class GenerationResult:
     """All output tokens, an end-of-sequence or stop token included."""
     prompt_token_ids: list[int]
     """The prompt as it was run, after truncation."""
+    num_truncated_tokens: int = 0
+    """Tokens that the prompt lost at its end: it was longer than data.input_truncated_len."""
     finish_reason: str
     """stop, length, prompt_too_long, refused, or abort."""
     finish_detail: str = ""
@@ -49,6 +51,7 @@ class GenerationResult:
             text=text,
             token_ids=list(request.output_token_ids),
             prompt_token_ids=list(request.prompt_token_ids),
+            num_truncated_tokens=request.num_truncated_tokens,
             finish_reason=str(request.finish_reason or ""),
             finish_detail=request.finish_detail,
             seed=request.seed,

@@ -75,6 +75,8 @@ def _metrics_table(metrics: Mapping[str, Any]) -> Table:
         "peak memory": f"{metrics['peak_memory_bytes'] / 2**30:.2f} GiB",
         "wall time": wall_time,
     }
+    if metrics["num_truncated_prompts"]:
+        rows["truncated prompts"] = f"{metrics['num_truncated_prompts']} (data.input_truncated_len)"
     if metrics["num_preemptions"]:
         rows["preemptions"] = str(metrics["num_preemptions"])
     if metrics["num_cached_prompt_tokens"]:

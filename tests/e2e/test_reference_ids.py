@@ -51,7 +51,7 @@ def test_prompts_render_to_the_same_ids(embedded_model_dir):
 
     tokenizer = AutoTokenizer.from_pretrained(embedded_model_dir)
     for case in CASES:
-        ids = render_prompt(tokenizer, case["prompt"], max_len=10_000)
+        ids = render_prompt(tokenizer, case["prompt"])
         assert ids == case["prompt_token_ids"]
 
 

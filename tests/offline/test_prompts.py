@@ -185,13 +185,6 @@ def test_token_ids_pass_through() -> None:
     assert render_prompt(make_tokenizer(adds_bos=True), [5, 6, 7]) == [5, 6, 7]
 
 
-def test_truncation_keeps_the_beginning() -> None:
-    for prompt in ("Hello world, hello again.", MESSAGES, [5, 6, 7, 8, 9]):
-        whole = render_prompt(TOKENIZER, prompt)
-        assert render_prompt(TOKENIZER, prompt, 4) == whole[:4]
-        assert render_prompt(TOKENIZER, prompt, 1000) == whole
-
-
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
