@@ -14,8 +14,8 @@ AUTO_STEP_TOKENS = 2048
 def resolve_automatic(cfg: InferenceConfig) -> InferenceConfig:
     """A copy of `cfg` in which automatic values are what they became; `cfg` stays as it is.
 
-    `data.seed` stays null: the runner draws it. `kv_cache.num_blocks` stays 0: the worker sizes
-    the pool when the model is loaded. Resolving twice changes nothing.
+    `data.seed` stays null: each request draws its own. `kv_cache.num_blocks` stays 0: the worker
+    sizes the pool when the model is loaded. Resolving twice changes nothing.
     """
     data, scheduler = cfg.data, cfg.scheduler
     batch_size = scheduler.batch_size or AUTO_BATCH_PER_DP_RANK * cfg.parallel.attn_dp_size

@@ -63,7 +63,8 @@ class DataConfig:
     """0 = off."""
     min_p: float = 0.0
     seed: int | None = None
-    """Seed of the sampler and of random weights (null = one is drawn and recorded)."""
+    """Seed of the sampler and of random weights (null = one is drawn for each request and
+    recorded with its result; random weights use 0)."""
 
 
 @dataclass(kw_only=True)

@@ -59,11 +59,11 @@ class Request:
     output_logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
-    """Prompt tokens that were found in the prefix cache at the last admission."""
+    """Prompt tokens that the prefix cache held when the request was first admitted."""
     num_decode_steps: int = 0
     num_preemptions: int = 0
     num_skips: int = 0
-    """Steps in which a shortage of blocks passed this request over since it last advanced."""
+    """Steps in which this request waited because blocks were short."""
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None
     finish_detail: str = ""

@@ -3,7 +3,7 @@
 Knows neither requests nor tensors. Not thread-safe: one pool belongs to one scheduler loop.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 from inferkit.core.errors import KVCacheError
@@ -97,12 +97,14 @@ class BlockPool:
             self.pin_counts[block_id] += 1
 
     def unpin(self, block_ids: Iterable[int]) -> None:
-        """Undo one `pin` of each block."""
-        for block_id in block_ids:
+        """Undo one `pin` of each block; on an error nothing is unpinned."""
+        counts = Counter(block_ids)
+        for block_id, count in counts.items():
             self._check_id(block_id)
-            if self.pin_counts[block_id] == 0:
+            if self.pin_counts[block_id] < count:
                 raise KVCacheError(f"block {block_id} is unpinned but not pinned")
-            self.pin_counts[block_id] -= 1
+        for block_id, count in counts.items():
+            self.pin_counts[block_id] -= count
             self._release(block_id)
 
     def publish(self, block_id: int, content_hash: bytes) -> None:

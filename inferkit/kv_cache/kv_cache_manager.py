@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inferkit.core.cache_spec import CacheSpec
-from inferkit.core.errors import KVCacheError
-from inferkit.kv_cache.block_pool import NULL_BLOCK
+from inferkit.core.errors import ConfigError, KVCacheError
 from inferkit.kv_cache.single_type_manager import (
     FullAttentionManager,
     SingleTypeKVCacheManager,
@@ -54,6 +53,13 @@ class KVCacheManager:
         self.block_size = block_size
         self.enable_prefix_cache = enable_prefix_cache
         self.groups = group_specs(specs)
+        if enable_prefix_cache and any(group.block_size != block_size for group in self.groups):
+            raise ConfigError(
+                "kv_cache.enable_prefix_cache=true needs blocks of kv_cache.block_size="
+                f"{block_size} in every layer, but this model has blocks of "
+                f"{sorted({group.block_size for group in self.groups})} tokens (a contiguous cache "
+                "has one block per request); set kv_cache.enable_prefix_cache=false"
+            )
         self.num_blocks: Mapping[str, int] = size_pools(
             self.groups,
             num_blocks=num_blocks,
@@ -139,18 +145,16 @@ class KVCacheManager:
         An admission that looked at the next chunk only would start requests that starve later.
         `num_blocks_held_back` blocks stay free in every pool, for requests that run already.
         """
-        for manager in self.managers.values():
-            num_held = sum(block_id != NULL_BLOCK for block_id in manager.block_ids(request_id))
-            need = manager.max_blocks_per_request(num_tokens) - num_held
-            if need > manager.pool.num_free - num_blocks_held_back:
-                return False
-        return True
+        return all(
+            manager.max_blocks_per_request(num_tokens) - manager.num_held_blocks(request_id)
+            <= manager.pool.num_free - num_blocks_held_back
+            for manager in self.managers.values()
+        )
 
-    def num_blocks_to_come(self, request_id: int, num_tokens: int) -> int:
-        """Blocks that a request will still take until it has `num_tokens`, in the neediest pool."""
-        return max(
-            manager.max_blocks_per_request(num_tokens)
-            - sum(block_id != NULL_BLOCK for block_id in manager.block_ids(request_id))
+    def will_grow(self, request_id: int, num_tokens: int) -> bool:
+        """Whether a running request still takes blocks until it has `num_tokens`."""
+        return any(
+            manager.num_steady_blocks(num_tokens) > manager.num_held_blocks(request_id)
             for manager in self.managers.values()
         )
 
@@ -166,15 +170,19 @@ class KVCacheManager:
                 )
         return None
 
-    def free(self, request_id: int) -> None:
-        """Give back everything that a request holds; unknown requests hold nothing."""
+    def free(self, request_id: int, *, will_return: bool = False) -> None:
+        """Give back every block that a request holds; unknown requests hold nothing.
+
+        `will_return` keeps the hashes of its tokens for the next `match_prefix`.
+        """
         for manager in self.managers.values():
             manager.free(request_id)
         row = self._rows.pop(request_id, None)
         if row is not None:
             self._free_rows.append(row)
-        self._hashes.pop(request_id, None)
         self._num_published.pop(request_id, None)
+        if not will_return:
+            self._hashes.pop(request_id, None)
 
     # -- prefix cache --------------------------------------------------------------------------
 

@@ -51,6 +51,10 @@ class SingleTypeKVCacheManager:
         """Blocks that a request of `num_tokens` holds at most at any one time."""
         raise NotImplementedError
 
+    def num_steady_blocks(self, num_tokens: int) -> int:
+        """Blocks that a request of `num_tokens` holds at most while it decodes."""
+        raise NotImplementedError
+
     def blocks_held_back(self, request_id: int, num_reserved_tokens: int) -> int:
         """Free blocks that a new allocation must leave to other requests."""
         raise NotImplementedError
@@ -116,6 +120,11 @@ class SingleTypeKVCacheManager:
     def block_ids(self, request_id: int) -> list[int]:
         return list(self._blocks.get(request_id, ()))
 
+    def num_held_blocks(self, request_id: int) -> int:
+        """Real blocks of a request."""
+        blocks = self._blocks.get(request_id, [])
+        return len(blocks) - blocks.count(NULL_BLOCK)
+
     def row(self, request_id: int) -> int:
         """Row of `tables`; 0, the null row, for a request without blocks."""
         return self._rows.get(request_id, 0)
@@ -154,6 +163,9 @@ class FullAttentionManager(SingleTypeKVCacheManager):
     def max_blocks_per_request(self, num_tokens: int) -> int:
         return math.ceil(num_tokens / self.block_size)
 
+    def num_steady_blocks(self, num_tokens: int) -> int:
+        return self.max_blocks_per_request(num_tokens)
+
     def blocks_held_back(self, request_id: int, num_reserved_tokens: int) -> int:
         num_others = self.num_owners - (request_id in self._blocks)
         return math.ceil(num_reserved_tokens / self.block_size) * num_others
@@ -171,6 +183,8 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
     def __init__(self, *, window: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.window = window
+        self._num_skipped: dict[int, int] = {}
+        """Leading blocks of each request that are null for good."""
 
     def first_real_block(self, num_tokens_after_step: int) -> int:
         # The next query needs [num_tokens_after_step - window + 1, ...); the two tokens more are
@@ -182,6 +196,11 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
         return min(
             math.ceil(num_tokens / self.block_size),
             2 * window_blocks(self.window, self.block_size),
+        )
+
+    def num_steady_blocks(self, num_tokens: int) -> int:
+        return min(
+            math.ceil(num_tokens / self.block_size), window_blocks(self.window, self.block_size)
         )
 
     def blocks_held_back(self, request_id: int, num_reserved_tokens: int) -> int:
@@ -198,12 +217,16 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
     def remove_skipped(self, request_id: int, num_computed_tokens: int) -> None:
         """Blocks wholly before the window of the query at `num_computed_tokens` are freed."""
         blocks = self._blocks.get(request_id, [])
-        end = max(0, num_computed_tokens - self.window + 1) // self.block_size
-        skipped = []
-        for idx in range(min(end, len(blocks)) - 1, -1, -1):
-            if blocks[idx] == NULL_BLOCK:
-                break
-            skipped.append(blocks[idx])
-            blocks[idx] = NULL_BLOCK
-            self.tables[self._rows[request_id], idx] = NULL_BLOCK
+        start = self._num_skipped.get(request_id, 0)
+        end = min(len(blocks), max(0, num_computed_tokens - self.window + 1) // self.block_size)
+        if end <= start:
+            return
+        skipped = [block_id for block_id in blocks[start:end] if block_id != NULL_BLOCK]
+        blocks[start:end] = [NULL_BLOCK] * (end - start)
+        self.tables[self._rows[request_id], start:end] = NULL_BLOCK
+        self._num_skipped[request_id] = end
         self.pool.free_blocks(skipped)
+
+    def free(self, request_id: int) -> None:
+        super().free(request_id)
+        self._num_skipped.pop(request_id, None)

@@ -79,8 +79,15 @@ def size_pools(
                 window_blocks(group.window, group.block_size),
                 math.ceil(max_model_len / group.block_size),
             )
-            sizes[group.manager_key] = (max_num_requests + 1) * per_request + 1
+            num_windows = max_num_requests * (2 if enable_prefix_cache else 1) + 1
+            sizes[group.manager_key] = num_windows * per_request + 1
             left -= sizes[group.manager_key] * group.bytes_per_block
+    if left < 0:
+        raise ConfigError(
+            f"the sliding-window cache of {max_num_requests} requests needs "
+            f"{available_bytes - left} bytes, {available_bytes} are available; lower "
+            "scheduler.batch_size or raise kv_cache.mem_fraction"
+        )
     full = [group for group in groups if group.window is None]
     for group in full:
         per_request = math.ceil(max_model_len / group.block_size)
@@ -95,10 +102,4 @@ def size_pools(
                 "lower engine.max_model_len (or data.input_truncated_len, "
                 "scheduler.max_new_tokens), raise kv_cache.mem_fraction, or free memory"
             )
-    if left < 0:
-        raise ConfigError(
-            f"the sliding-window cache of {max_num_requests} requests needs "
-            f"{available_bytes - left} bytes, {available_bytes} are available; lower "
-            "scheduler.batch_size or raise kv_cache.mem_fraction"
-        )
     return sizes

@@ -108,9 +108,11 @@ class ModelSource:
             found.update(int(token_id) for token_id in ids if token_id is not None)
         return frozenset(found)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self, *, with_weights: bool = True) -> dict[str, Any]:
         """Which files these are: names, sizes, hash of each weight header, hash of the configs."""
-        identity: dict[str, Any] = {"path": self.path, "weights": self.checkpoint.identity()}
+        identity: dict[str, Any] = {"path": self.path}
+        if with_weights:
+            identity["weights"] = self.checkpoint.identity()
         if self.gguf_file is not None:
             return identity
         identity["configs"] = {
@@ -118,7 +120,7 @@ class ModelSource:
             for name in (CONFIG_NAME, GENERATION_CONFIG_NAME)
             if (self.directory / name).is_file()
         }
-        if (self.directory / MARKER_NAME).is_file():
+        if with_weights and (self.directory / MARKER_NAME).is_file():
             identity["weights_sha256"] = _read_json(self.directory / MARKER_NAME)["weights_sha256"]
         return identity
 

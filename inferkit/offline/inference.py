@@ -92,7 +92,7 @@ class OfflineInference:
         finally:
             for request in self.requests:
                 scheduler.abort(request.request_id)
-                scheduler.finished_requests.pop(request.request_id, None)
+                scheduler.forget(request.request_id)
         return [processor.result(request) for request in self.requests]
 
     def _step(self, processor: OutputProcessor, on_step: OnStep) -> None:
@@ -107,15 +107,19 @@ class OfflineInference:
             if processor.process(request_id, token_ids):
                 scheduler.finish_request(request_id, FinishReason.STOP)
         self.step_records.append(result.record)
-        on_step(result.record, sum(request.is_finished for request in self.requests))
+        on_step(result.record, len(scheduler.finished_requests))
 
     def _make_request(self, prompt: Prompt, params: SamplingParams) -> Request:
         token_ids = render_prompt(self.parts.tokenizer, prompt)
         num_kept = min(len(token_ids), self.config.data.input_truncated_len)
         vocab_size = self.parts.arch.vocab_size
-        wrong = [t for t in params.stop_token_ids if t >= vocab_size]
-        if wrong:
-            raise RequestError(f"stop_token_ids={wrong} are outside the vocabulary of {vocab_size}")
+        for name, ids in (("prompt", token_ids), ("stop_token_ids", params.stop_token_ids)):
+            wrong = [token_id for token_id in ids if token_id >= vocab_size]
+            if wrong:
+                raise RequestError(
+                    f"{name}: token ids {wrong[:5]} are outside the model's vocabulary; allowed is "
+                    f"0 to {vocab_size - 1}"
+                )
         seed = params.seed if params.seed is not None else secrets.randbelow(MAX_SEED)
         return Request(
             request_id=next(self._request_ids),

@@ -41,12 +41,11 @@ def collect_metrics(
     """Plain JSON data; see the definitions above.
 
     Args:
-        records: all steps of the run, in order; dummy steps count for nothing.
+        records: all steps of the run, in order.
         requests: all requests of the run, refused ones included.
         peak_memory_bytes: from the platform.
         load_time_s: from nothing to the first request.
     """
-    records = [record for record in records if record.kind != "dummy"]
     ran = [request for request in requests if request.first_scheduled_time_s is not None]
     wall_time_s = _wall_time_s(records, requests)
     num_prompt_tokens = sum(request.num_prompt_tokens for request in ran)

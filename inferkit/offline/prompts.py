@@ -182,7 +182,7 @@ def render_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
         tokenizer: a transformers tokenizer.
 
     Raises:
-        RequestError: an empty or malformed prompt, no chat template, an id outside the vocabulary.
+        RequestError: an empty or malformed prompt, or no chat template.
     """
     fault = prompt_fault(prompt)
     if fault is not None:
@@ -193,13 +193,6 @@ def render_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
         token_ids = _apply_chat_template(tokenizer, prompt)
     else:
         token_ids = [token_id for token_id in prompt if isinstance(token_id, int)]
-        vocab_size = len(tokenizer)
-        wrong = [token_id for token_id in token_ids if token_id >= vocab_size]
-        if wrong:
-            raise RequestError(
-                f"prompt: token ids {wrong[:5]} are outside the vocabulary; allowed is 0 to "
-                f"{vocab_size - 1}"
-            )
     if not token_ids:
         raise RequestError(f"prompt {prompt!r:.80} has no token")
     return token_ids

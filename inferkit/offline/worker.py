@@ -46,8 +46,10 @@ def run_offline(config: InferenceConfig, run_dir: Path, *, channel: Channel) -> 
     def on_step(step: StepRecord, num_finished: int) -> None:
         channel.send({"event": "step", "record": step, "num_finished": num_finished})
 
-    results = llm.generate(prompts, on_step=on_step)
-    llm.parts.profiler.close()
+    try:
+        results = llm.generate(prompts, on_step=on_step)
+    finally:
+        llm.parts.profiler.close()
     with (run_dir / "generations.jsonl").open("w", encoding="utf-8") as file:
         for result in results:
             file.write(result.to_json() + "\n")
@@ -79,9 +81,11 @@ def _draw(records: list[StepRecord], path: Path) -> str | None:
 
 def _facts(llm: OfflineInference) -> dict[str, Any]:
     """What a reader of the run directory must know beyond the configuration."""
-    parts = llm.parts
+    parts, model = llm.parts, llm.config.model
     return {
-        "model": parts.source.identity() if parts.source else {"arch": llm.config.model.arch},
+        "model": parts.source.identity(with_weights=model.with_ckpt)
+        if parts.source
+        else {"arch": model.arch},
         "weights_bytes": parts.engine.worker.num_weight_bytes,
         "kv_blocks": dict(parts.kv_cache.num_blocks),
         "platform": parts.platform.name,

@@ -86,6 +86,8 @@ def assemble(
         )
     else:
         profiler = NullProfiler()
+        if config.model.enable_profiler:
+            logger.warning("model.enable_profiler=true has no effect without a run directory")
     model_class = get_target(config.model._target_, allowed_targets=targets, key="model._target_")
     worker = ModelWorker(
         platform=platform,

@@ -7,11 +7,12 @@ depends on requests and blocks only, so all TP ranks that are given the same req
 import logging
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
 from inferkit.core.batch import Batch, BatchRow, dummy_batch
-from inferkit.core.errors import ConfigError, InferkitError, RequestError
+from inferkit.core.errors import ConfigError, RequestError
 from inferkit.core.protocols import Clock, Engine
 from inferkit.core.request import FinishReason, Request, RequestState
 from inferkit.core.step_output import StepOutput
@@ -24,6 +25,8 @@ Phase = Literal["prefill", "decode"]
 
 MAX_HEAD_SKIPS = 16
 """Steps in which smaller requests may pass a waiting head that lacks blocks."""
+MAX_PASSERS = 32
+"""Waiting requests that are tried in one step after one lacked blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +85,7 @@ class Scheduler:
                 f"beside {self.max_num_requests} decoding requests; set it to at least "
                 f"{self.max_num_requests + 1} or lower scheduler.batch_size"
             )
+        self._requests: dict[int, Request] = {}
         self.waiting_queue: deque[Request] = deque()
         self.running_requests: dict[int, Request] = {}
         self.finished_requests: dict[int, Request] = {}
@@ -102,7 +106,7 @@ class Scheduler:
         """
         if not request.prompt_token_ids:
             raise RequestError(f"request {request.request_id}: the prompt holds no token")
-        if self._find(request.request_id) is not None:
+        if request.request_id in self._requests:
             raise RequestError(f"request {request.request_id} is already known")
         limits = [
             request.sampling.max_tokens or self.max_new_tokens,
@@ -111,7 +115,8 @@ class Scheduler:
         if self.fixed_steps:
             limits.append(self.max_new_tokens)
         request.max_tokens = min(limits)
-        request.arrival_time_s = self.clock()
+        request.arrival_time_s = request.arrival_time_s or self.clock()
+        self._requests[request.request_id] = request
         refusal = self._refusal(request)
         if refusal is None:
             self.waiting_queue.append(request)
@@ -138,25 +143,23 @@ class Scheduler:
                 f"{self.max_new_tokens} steps must fit into engine.max_model_len="
                 f"{self.max_model_len}"
             )
-        num_new = self.max_new_tokens if self.fixed_steps else request.max_tokens
+        # The last token of an output needs no place: nothing is computed from it.
+        num_new = self.max_new_tokens if self.fixed_steps else request.max_tokens - 1
         capacity_error = self.kv_cache.capacity_error(num_prompt + num_new)
         return None if capacity_error is None else (FinishReason.REFUSED, capacity_error)
 
     def abort(self, request_id: int) -> None:
         """End a request wherever it is; finished and unknown ones stay as they are."""
-        request = self._find(request_id)
-        if request is None or request.is_finished:
-            return
-        if request in self.waiting_queue:
-            self.waiting_queue.remove(request)
-        self._finish(request, FinishReason.ABORT)
+        request = self._requests.get(request_id)
+        if request is not None and not request.is_finished:
+            self._finish(request, FinishReason.ABORT)
 
     def finish_request(self, request_id: int, reason: FinishReason) -> None:
         """End a request's output from outside, for instance where a stop string was met.
 
         It wins over the length limit that the same token may have reached.
         """
-        request = self._find(request_id)
+        request = self._requests.get(request_id)
         if request is None or request.finish_reason not in (None, FinishReason.LENGTH):
             return
         request.finish_reason = reason
@@ -164,13 +167,6 @@ class Scheduler:
             request.valid_output_len = len(request.output_token_ids)
         if not request.is_finished and self._is_done(request):
             self._finish(request, reason)
-
-    def _find(self, request_id: int) -> Request | None:
-        if request_id in self.running_requests:
-            return self.running_requests[request_id]
-        if request_id in self.finished_requests:
-            return self.finished_requests[request_id]
-        return next((r for r in self.waiting_queue if r.request_id == request_id), None)
 
     # -- one step ------------------------------------------------------------------------------
 
@@ -272,22 +268,34 @@ class Scheduler:
     def _schedule_waiting(self, token_budget: int) -> list[BatchRow]:
         """First chunks of requests that are admitted in this step."""
         rows: list[BatchRow] = []
+        if token_budget <= 0 or len(self.running_requests) >= self.max_num_requests:
+            return rows
+        # A request that runs and will ask for another block must find one.
+        num_growing = sum(map(self._will_grow, self.running_requests.values()))
+        num_short = 0
         for position, request in enumerate(list(self.waiting_queue)):
             if token_budget <= 0 or len(self.running_requests) >= self.max_num_requests:
                 break
-            num_tokens = self._admit(request, token_budget, is_first=not rows)
+            num_tokens = self._admit(
+                request, token_budget, is_first=not rows, num_growing=num_growing
+            )
             if num_tokens is None:
                 break
             if num_tokens > 0:
                 rows.append(self._row(request, num_tokens))
                 token_budget -= num_tokens
+                num_growing += self._will_grow(request)
                 continue
             request.num_skips += 1
-            if position == 0 and request.num_skips > MAX_HEAD_SKIPS:
+            num_short += 1
+            is_starved = position == 0 and request.num_skips > MAX_HEAD_SKIPS
+            if is_starved or num_short > MAX_PASSERS:
                 break
         return rows
 
-    def _admit(self, request: Request, token_budget: int, *, is_first: bool) -> int | None:
+    def _admit(
+        self, request: Request, token_budget: int, *, is_first: bool, num_growing: int
+    ) -> int | None:
         """Move a waiting request to running and take blocks for its first chunk.
 
         Returns the tokens of the chunk, 0 where blocks are short, None where the budget is spent.
@@ -299,35 +307,30 @@ class Scheduler:
         num_tokens = request.num_tokens - num_cached
         if num_tokens > token_budget:
             if not self.enable_chunked_prefill and not is_first:
-                self.kv_cache.free(request_id)
+                self.kv_cache.free(request_id, will_return=True)
                 return None
             if self.enable_chunked_prefill:
                 num_tokens = token_budget
         if not self.kv_cache.has_room_for(
-            request_id, request.num_tokens, self._num_blocks_growing()
+            request_id, request.num_tokens, num_growing
         ) or not self.kv_cache.allocate_slots(
             request_id, num_computed_tokens=num_cached, num_new_tokens=num_tokens
         ):
-            self.kv_cache.free(request_id)
+            self.kv_cache.free(request_id, will_return=True)
             return 0
         self.waiting_queue.remove(request)
         self.running_requests[request_id] = request
-        request.num_cached_tokens = request.num_computed_tokens = num_cached
+        request.num_computed_tokens = num_cached
         request.num_skips = 0
         request.state = RequestState.PREFILLING
         if request.first_scheduled_time_s is None:
             request.first_scheduled_time_s = self.clock()
+            request.num_cached_tokens = num_cached
         return num_tokens
 
-    def _num_blocks_growing(self) -> int:
-        """One block for each running request that will ask for another one."""
-        return sum(
-            self.kv_cache.num_blocks_to_come(
-                request.request_id, request.num_prompt_tokens + request.max_tokens
-            )
-            > 0
-            for request in self.running_requests.values()
-        )
+    def _will_grow(self, request: Request) -> bool:
+        num_tokens = request.num_prompt_tokens + request.max_tokens
+        return self.kv_cache.will_grow(request.request_id, num_tokens)
 
     def _allocate(self, request: Request, num_tokens: int) -> bool:
         """Take blocks for a running request; the oldest gets them by preempting the youngest."""
@@ -338,22 +341,15 @@ class Scheduler:
         ):
             oldest = next(iter(self.running_requests.values()))
             youngest = next(reversed(self.running_requests.values()))
-            if request is not oldest:
-                request.num_skips += 1
-                return False
-            if youngest is oldest:
-                raise InferkitError(
-                    f"request {request.request_id} runs alone and still lacks KV blocks "
-                    f"({self.kv_cache.format_usage()}); blocks are held by nobody's request"
-                )
+            if request is not oldest or youngest is oldest:
+                return False  # alone and still short: what is missing is pinned by a transfer
             self._preempt(youngest)
-        request.num_skips = 0
         return True
 
     def _preempt(self, request: Request) -> None:
         """Take a running request's blocks; it is computed again from its tokens, first in line."""
         logger.info("request=%d preempted at %d tokens", request.request_id, request.num_tokens)
-        self.kv_cache.free(request.request_id)
+        self.kv_cache.free(request.request_id, will_return=True)
         del self.running_requests[request.request_id]
         request.state = RequestState.WAITING
         request.num_computed_tokens = 0
@@ -388,13 +384,13 @@ class Scheduler:
             if not row.is_prefill:
                 request.num_decode_steps += 1
             if row.samples:
-                if row.is_prefill:
-                    request.state = RequestState.RUNNING
+                request.state = RequestState.RUNNING
+                if not request.output_token_ids:
                     self._on_prefill_complete(request)
                 tokens = output.next_tokens[request.request_id]
                 request.output_logprobs += output.logprobs.get(request.request_id, [])
                 new_tokens[request.request_id] = self._append(request, tokens, now_s)
-            if self.kv_cache.enable_prefix_cache:
+            if self._fills_a_block(row):
                 known = request.token_ids(0, request.num_computed_tokens)
                 self.kv_cache.publish(request.request_id, known, request.num_computed_tokens)
             if request.finish_reason is not None and self._is_done(request):
@@ -434,7 +430,9 @@ class Scheduler:
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         self.kv_cache.free(request.request_id)
-        self.running_requests.pop(request.request_id, None)
+        if self.running_requests.pop(request.request_id, None) is None:
+            with suppress(ValueError):  # also a preempted request waits
+                self.waiting_queue.remove(request)
         if request.valid_output_len is not None:
             del request.output_token_ids[request.valid_output_len :]
             del request.output_logprobs[request.valid_output_len :]
@@ -448,10 +446,21 @@ class Scheduler:
         self.finished_requests[request.request_id] = request
         self._on_request_finished(request)
 
+    def _fills_a_block(self, row: BatchRow) -> bool:
+        """Whether this step completed a block that the prefix cache wants."""
+        size = self.kv_cache.block_size
+        end = row.num_computed_tokens + row.num_scheduled_tokens
+        return self.kv_cache.enable_prefix_cache and end // size > row.num_computed_tokens // size
+
+    def forget(self, request_id: int) -> None:
+        """Drop a finished request, whose result was taken."""
+        if self.finished_requests.pop(request_id, None) is not None:
+            del self._requests[request_id]
+
     # -- hooks of the role-specific schedulers -------------------------------------------------
 
     def _on_prefill_complete(self, request: Request) -> None:
-        """The request's prompt is computed and its first token sampled in this step."""
+        """The request's prompt is computed and its first token sampled in this step; once."""
 
     def _on_request_finished(self, request: Request) -> None:
         """The request was moved to `finished_requests`; its blocks are free."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-StepKind = Literal["prefill", "decode", "mixed", "dummy"]
+StepKind = Literal["prefill", "decode", "mixed"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,6 +52,15 @@ def test_a_pinned_block_is_not_reused_until_it_is_unpinned():
     assert pool.get_new_blocks(1) == blocks[:1]
 
 
+def test_unpinning_too_often_changes_nothing():
+    pool = BlockPool(num_blocks=3)
+    (block_id,) = pool.get_new_blocks(1)
+    pool.pin([block_id])
+    with pytest.raises(KVCacheError, match="unpinned but not pinned"):
+        pool.unpin([block_id, block_id])
+    assert pool.pin_counts[block_id] == 1
+
+
 def test_a_free_block_cannot_be_pinned():
     pool = BlockPool(num_blocks=3)
     with pytest.raises(KVCacheError, match="block 2 is free"):

@@ -191,6 +191,48 @@ def test_memory_too_small_for_one_request_is_an_error():
         )
 
 
+def test_prefix_cache_needs_blocks_of_the_configured_size():
+    with pytest.raises(ConfigError, match="enable_prefix_cache=true needs blocks of"):
+        make_manager(make_spec(block_size=64), enable_prefix_cache=True)
+
+
+def test_window_pool_has_a_spare_window_and_doubles_with_the_prefix_cache():
+    sizes = []
+    for prefix_cache in (False, True):
+        kv_cache = KVCacheManager(
+            specs=[make_spec(window=8)],
+            max_model_len=64,
+            max_num_requests=8,
+            free_bytes=1 << 30,
+            block_size=4,
+            enable_prefix_cache=prefix_cache,
+        )
+        sizes.append(kv_cache.num_blocks["sliding_window"])
+    assert sizes == [9 * 3 + 1, 17 * 3 + 1]
+
+
+def test_window_bytes_are_taken_from_full_attention():
+    full, window = make_spec(), make_spec(window=8, layer_idx=1)
+    kv_cache = KVCacheManager(
+        specs=[full, window],
+        max_model_len=64,
+        max_num_requests=2,
+        free_bytes=256 * (10 + 20),
+        mem_fraction=1.0,
+        block_size=4,
+    )
+    assert kv_cache.num_blocks == {"sliding_window": 10, "full_attention": 20}
+    with pytest.raises(ConfigError, match="sliding-window cache of 2 requests needs 2560 bytes"):
+        KVCacheManager(
+            specs=[full, window],
+            max_model_len=64,
+            max_num_requests=2,
+            free_bytes=2000,
+            mem_fraction=1.0,
+            block_size=4,
+        )
+
+
 def test_layers_of_one_key_must_agree():
     with pytest.raises(ConfigError, match="differ in"):
         make_manager(make_spec(block_size=4), make_spec(block_size=8, layer_idx=1))

@@ -116,8 +116,8 @@ def test_a_long_prompt_is_cut_and_says_so(model):
     [
         ([[5], []], GREEDY, "prompt"),
         (["ok", ""], GREEDY, "no token|empty"),
-        ([[5], [99999]], GREEDY, "outside the vocabulary"),
-        ([[5]], SamplingParams(stop_token_ids=(99999,)), "outside the vocabulary"),
+        ([[5], [99999]], GREEDY, "outside the model's vocabulary"),
+        ([[5]], SamplingParams(stop_token_ids=(99999,)), "outside the model's vocabulary"),
     ],
 )
 def test_a_wrong_prompt_generates_nothing_and_harms_nobody(llm, prompts, params, message):

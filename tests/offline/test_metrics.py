@@ -20,7 +20,6 @@ def test_figures_of_a_run() -> None:
     records = [
         make_record(0, "prefill", 1.0, num_tokens=8, kv_used=5),
         make_record(1, "mixed", 2.0, num_tokens=3, start_s=12.0),
-        make_record(2, "dummy", 9.0, num_tokens=1, start_s=14.0),
         make_record(3, "decode", 4.0, num_tokens=1, num_preempted=1, start_s=14.0),
     ]
     requests = [

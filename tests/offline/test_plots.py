@@ -15,7 +15,6 @@ RUNS: dict[str, list[StepRecord]] = {
         make_record(0, "prefill", 1.0),
         make_record(1, "mixed", 0.2),
         *DECODES[2:],
-        make_record(30, "dummy", 0.01),
     ],
     "decodes only": DECODES,
     "one step": [make_record(0, "prefill", 0.5)],

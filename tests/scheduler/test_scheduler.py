@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from inferkit.core.errors import ConfigError, RequestError
 from inferkit.core.request import FinishReason, Request, RequestState
+from inferkit.core.sampling_params import SamplingParams
 from inferkit.kv_cache.kv_cache_manager import KVCacheManager
 from inferkit.scheduler.scheduler import Scheduler
 from tests.fakes import FakeClock, MemoryEngine, make_request, make_spec, next_token
@@ -15,14 +16,14 @@ def make(
     *,
     num_blocks=100,
     batch_size=8,
-    window=None,
+    windows=(None,),
     max_model_len=64,
     prefix_cache=False,
     eos_after=None,
     **kwargs,
 ):
     kv_cache = KVCacheManager(
-        specs=[make_spec(window=window)],
+        specs=[make_spec(window=window, layer_idx=i) for i, window in enumerate(windows)],
         max_model_len=max_model_len,
         max_num_requests=batch_size,
         free_bytes=1 << 30,
@@ -112,7 +113,7 @@ def test_prompt_longer_than_the_model_length_never_runs():
 
 def test_a_request_that_can_never_fit_is_refused_with_the_numbers():
     scheduler, engine = make(num_blocks=5)
-    fits, refused = run(scheduler, engine, [make_request(0, 8, 8), make_request(1, 8, 9)])
+    fits, refused = run(scheduler, engine, [make_request(0, 8, 9), make_request(1, 8, 10)])
     assert fits.finish_reason is FinishReason.LENGTH
     assert refused.finish_reason is FinishReason.REFUSED
     assert "17 tokens need 5 KV blocks" in refused.finish_detail
@@ -252,6 +253,132 @@ def test_a_request_continues_elsewhere_from_its_written_state():
     assert moved.output_token_ids == expected.output_token_ids
 
 
+def test_window_smaller_than_a_chunk_frees_the_context_of_every_chunk():
+    """A chunk longer than the window leaves null blocks; what lies before them is freed too."""
+    kv_cache = KVCacheManager(
+        specs=[make_spec(window=8)],
+        max_model_len=120,
+        max_num_requests=1,
+        free_bytes=1 << 30,
+        block_size=4,
+    )
+    scheduler = Scheduler(
+        kv_cache=kv_cache,
+        max_model_len=120,
+        eos_token_ids=frozenset({EOS}),
+        clock=FakeClock(),
+        batch_size=1,
+        max_prefill_tokens=20,
+    )
+    requests = [make_request(i, 100, 10) for i in range(2)]
+    run(scheduler, MemoryEngine(kv_cache), requests)
+    for request in requests:
+        assert request.output_token_ids == expected_output(request, 10, 8)
+
+
+def test_window_pool_of_automatic_size_runs_the_whole_batch():
+    kv_cache = KVCacheManager(
+        specs=[make_spec(window=8)],
+        max_model_len=64,
+        max_num_requests=6,
+        free_bytes=1 << 30,
+        block_size=8,
+    )
+    scheduler = Scheduler(
+        kv_cache=kv_cache,
+        max_model_len=64,
+        eos_token_ids=frozenset({EOS}),
+        clock=FakeClock(),
+        batch_size=6,
+        max_prefill_tokens=64,
+    )
+    engine = MemoryEngine(kv_cache)
+    run(scheduler, engine, [make_request(i, 9, 40) for i in range(6)])
+    assert sum(len(batch.rows) == 6 for batch in engine.batches) > 30
+
+
+def test_a_preempted_request_can_be_finished_and_is_in_one_queue():
+    scheduler, engine = make(num_blocks=8, batch_size=4)
+    requests = [make_request(i, 6, 14) for i in range(3)]
+    for request in requests:
+        scheduler.add_request(request)
+    while not any(request.num_preemptions for request in requests):
+        scheduler.run_step(engine)
+    (preempted,) = [request for request in requests if request.num_preemptions]
+    assert scheduler.waiting_queue[0] is preempted
+    scheduler.finish_request(preempted.request_id, FinishReason.STOP)
+    check_one_queue_each(scheduler, requests)
+    num_tokens = len(preempted.output_token_ids)
+    while scheduler.has_work:
+        scheduler.run_step(engine)
+    assert len(preempted.output_token_ids) == num_tokens
+
+
+def test_records_count_what_a_step_held_and_preempted():
+    scheduler, engine = make(num_blocks=8, batch_size=4)
+    for i in range(3):
+        scheduler.add_request(make_request(i, 6, 14))
+    records = []
+    while scheduler.has_work:
+        records.append(scheduler.run_step(engine).record)
+    assert sum(record.num_preempted for record in records) > 0
+    assert records[0].kv_used == 4 and records[-1].kv_used > 0
+
+
+def test_ignore_eos_goes_on():
+    scheduler, engine = make(eos_after={0: 3})
+    request = make_request(0, 5, 10)
+    request.sampling = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+    run(scheduler, engine, [request])
+    assert len(request.output_token_ids) == 10 and request.output_token_ids[2] == EOS
+
+
+def test_fixed_steps_cut_times_with_the_tokens():
+    scheduler, engine = make(fixed_steps=True, max_new_tokens=6, eos_after={0: 3})
+    (request,) = run(scheduler, engine, [make_request(0, 5)])
+    assert len(request.token_times_s) == len(request.output_token_ids) == 3
+
+
+def test_batch_size_is_divided_over_dp_ranks():
+    scheduler, engine = make(batch_size=8, attn_dp_size=4)
+    run(scheduler, engine, [make_request(i, 3, 3) for i in range(8)])
+    assert max(len(batch.rows) for batch in engine.batches) == 2
+
+
+def test_times_of_a_request_keep_their_first_values():
+    scheduler, engine = make(num_blocks=8, batch_size=4)
+    requests = run(scheduler, engine, [make_request(i, 6, 14) for i in range(3)])
+    for request in requests:
+        assert request.arrival_time_s < request.first_scheduled_time_s < request.token_times_s[0]
+
+
+def test_a_forgotten_request_leaves_nothing():
+    scheduler, engine = make()
+    (request,) = run(scheduler, engine, [make_request(0, 3, 2)])
+    scheduler.forget(0)
+    scheduler.forget(0)
+    assert not scheduler.finished_requests
+    scheduler.add_request(make_request(0, 3, 2))
+
+
+def test_few_waiting_requests_are_tried_while_blocks_are_short():
+    scheduler, engine = make(num_blocks=12, batch_size=8)
+    tried = []
+    match_prefix = scheduler.kv_cache.match_prefix
+
+    def counting(request_id, token_ids):
+        tried.append(request_id)
+        return match_prefix(request_id, token_ids)
+
+    scheduler.kv_cache.match_prefix = counting
+    for i in range(500):
+        scheduler.add_request(make_request(i, 36, 4))
+    scheduler.run_step(engine)
+    tried.clear()
+    scheduler.run_step(engine)
+    assert 0 < len(tried) < 50
+
+
 def test_budget_must_leave_room_beside_decodes():
     with pytest.raises(ConfigError, match="max_prefill_tokens=8 leaves no room"):
         make(batch_size=8, max_prefill_tokens=8)
@@ -274,13 +401,15 @@ def test_wrong_requests_are_refused():
     budget=st.integers(6, 40),
     chunked=st.booleans(),
     prefix_cache=st.booleans(),
-    window=st.sampled_from([None, 5, 8]),
+    windows=st.sampled_from([(None,), (5,), (8,), (None, 5)]),
+    num_aborts=st.integers(0, 3),
+    pinned=st.booleans(),
 )
 def test_any_schedule_gives_the_tokens_of_a_serial_run(
-    lens, num_blocks, batch_size, budget, chunked, prefix_cache, window
+    lens, num_blocks, batch_size, budget, chunked, prefix_cache, windows, num_aborts, pinned
 ):
     scheduler, engine = make(
-        window=window,
+        windows=windows,
         num_blocks=num_blocks,
         batch_size=batch_size,
         max_prefill_tokens=budget if chunked else max(budget, 24),
@@ -294,6 +423,35 @@ def test_any_schedule_gives_the_tokens_of_a_serial_run(
         if request_id % 2:
             request.prompt_token_ids = shared + request.prompt_token_ids[: max(1, prompt_len - 9)]
         requests.append(request)
-    run(scheduler, engine, requests)
+    pool = next(iter(scheduler.kv_cache.managers.values())).pool
+    if pinned:  # a transfer holds blocks for a while
+        blocks = pool.get_new_blocks(min(5, pool.num_free))
+        pool.pin(blocks)
+        pool.free_blocks(blocks)
     for request in requests:
-        assert request.output_token_ids == expected_output(request, request.max_tokens, window)
+        scheduler.add_request(request)
+    aborted = set(range(0, 2 * num_aborts, 2))
+    for step in range(1000):
+        if not scheduler.has_work:
+            break
+        progressed = scheduler.run_step(engine)
+        scheduler.kv_cache.check_integrity()
+        check_one_queue_each(scheduler, requests)
+        if step in aborted:
+            scheduler.abort(step)
+        if pinned and (progressed is None or step == 5):
+            pool.unpin(blocks)
+            pinned = False
+        else:
+            assert progressed is not None
+    if pinned:
+        pool.unpin(blocks)
+    assert not scheduler.has_work and scheduler.kv_cache.num_used_blocks == 0
+    window = None if None in windows else windows[0]
+    for request in requests:
+        whole = expected_output(request, request.max_tokens, window)
+        if request.finish_reason is FinishReason.ABORT:
+            assert request.request_id in aborted
+            assert request.output_token_ids == whole[: len(request.output_token_ids)]
+        else:
+            assert request.output_token_ids == whole
