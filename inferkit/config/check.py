@@ -91,7 +91,7 @@ def check_context(resolved: InferenceConfig, files: ModelFiles, findings: Findin
     """A request may not be longer than the positions that the model knows."""
     if files.arch is None:
         return
-    limit, positions = resolved.engine.max_model_len, int(files.arch.max_position_embeddings)
+    limit, positions = resolved.engine.max_model_len, int(files.arch.max_context_len)
     if limit > positions:
         data, scheduler = resolved.data, resolved.scheduler
         problem = f"the model knows {positions} positions; allowed is <= {positions}"

@@ -18,7 +18,7 @@ from inferkit.core.errors import ConfigError
 EMBEDDED = re.compile(r"pypi:[A-Za-z0-9._-]+==[A-Za-z0-9.]+")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 CONFIG_FILE = "config.json"
-ARCH_ATTRIBUTES = ("max_position_embeddings", "num_parameters", "kv_bytes_per_token")
+ARCH_ATTRIBUTES = ("max_context_len", "num_parameters", "kv_bytes_per_token")
 """What `parse_arch` of a model's `arch` module must return, beside what the model itself reads."""
 
 

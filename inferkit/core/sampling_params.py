@@ -20,7 +20,7 @@ class SamplingParams:
     max_tokens: int | None = None
     """Tokens to generate at most (None = `scheduler.max_new_tokens`)."""
     min_tokens: int = 0
-    """EOS and stop tokens are not sampled before this many tokens."""
+    """EOS and stop tokens are not sampled, stop strings not looked for, before this many tokens."""
     temperature: float = 1.0
     """0 = greedy (the highest logit; ties go to the lowest token id)."""
     top_p: float = 1.0

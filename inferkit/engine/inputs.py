@@ -42,6 +42,8 @@ class InputBuilder:
         input_ids = np.array([t for row in rows for t in row.token_ids], np.int64)
         q_lens = np.array([row.num_scheduled_tokens for row in rows], np.int64)
         kv_lens = q_lens + np.array([row.num_computed_tokens for row in rows], np.int64)
+        prompt_lens = np.array([row.request.num_prompt_tokens for row in rows], np.int64)
+        prompt_lens = np.repeat(prompt_lens, q_lens)
         table_rows = self.kv_cache.rows([row.request_id for row in rows])
         positions = _ranges(kv_lens - q_lens, q_lens)
         slots = self.kv_cache.slot_mappings(np.repeat(table_rows, q_lens), positions)
@@ -58,6 +60,7 @@ class InputBuilder:
             positions = np.concatenate((positions, zeros))
             q_lens, kv_lens = np.concatenate((q_lens, ones)), np.concatenate((kv_lens, ones))
             table_rows = np.concatenate((table_rows, zeros))
+            prompt_lens = np.concatenate((prompt_lens, zeros))
             for key, manager in self.kv_cache.managers.items():
                 in_null_block = np.arange(num_padding) % manager.block_size
                 slots[key] = np.concatenate((slots[key], in_null_block))
@@ -90,6 +93,7 @@ class InputBuilder:
             max_q_len=int(q_lens.max()),
             max_kv_len=int(kv_lens.max()),
             prompt_tokens=prompt_tokens,
+            prompt_len=self._tensor(prompt_lens),
             logits_indices=self._tensor(ends[samples] - 1),
             block_table=None
             if is_contiguous

@@ -30,7 +30,8 @@ class OutputProcessor:
         """Expect tokens of a request; call before its first step."""
         self._prompts[request.request_id] = prompt
         if is_streamed or request.sampling.stop:
-            stream = TextStream(self.tokenizer, request.sampling.stop)
+            sampling = request.sampling
+            stream = TextStream(self.tokenizer, sampling.stop, sampling.min_tokens)
             self._streams[request.request_id] = stream
 
     def process(self, request_id: int, new_token_ids: Sequence[int]) -> bool:
@@ -53,8 +54,11 @@ class OutputProcessor:
 
     def text(self, request: Request) -> str:
         """The whole text. Tokens that were computed after a stop string do not count."""
-        token_ids = request.output_token_ids[: self.stop_len(request.request_id)]
-        return decode(self.tokenizer, token_ids, request.sampling.stop)
+        stream = self._streams.get(request.request_id)
+        if stream is None:
+            return decode(self.tokenizer, request.output_token_ids)
+        token_ids = request.output_token_ids[: stream.stop_len]
+        return decode(self.tokenizer, token_ids, request.sampling.stop, stream.stop_start)
 
     def result(self, request: Request) -> GenerationResult:
         """The finished request as the user sees it; the processor forgets it."""

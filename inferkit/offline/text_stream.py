@@ -15,10 +15,12 @@ def find_stop(text: str, stop: Sequence[str], start: int = 0) -> int:
     return min(places, default=-1)
 
 
-def decode(tokenizer: Any, token_ids: Sequence[int], stop: Sequence[str] = ()) -> str:
-    """Text of tokens without special ones, cut before the first stop string."""
+def decode(
+    tokenizer: Any, token_ids: Sequence[int], stop: Sequence[str] = (), stop_start: int = 0
+) -> str:
+    """Text of tokens without special ones, cut before the first stop string from `stop_start` on."""
     text: str = tokenizer.backend_tokenizer.decode(list(token_ids), skip_special_tokens=True)
-    place = find_stop(text, stop)
+    place = find_stop(text, stop, stop_start)
     return text if place < 0 else text[:place]
 
 
@@ -30,11 +32,15 @@ class TextStream:
     Args:
         tokenizer: a transformers tokenizer.
         stop: the text ends before the first of these.
+        min_tokens: the text of this many tokens is never cut (as in vLLM).
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
         self.tokenizer = tokenizer
         self.stop = tuple(stop)
+        self.min_tokens = min_tokens
+        self.stop_start = 0
+        """Where in the text a stop string may begin."""
         self.stop_len: int | None = None
         """Tokens up to the one that completed a stop string; None = none is complete."""
         self._decoder = DecodeStream(skip_special_tokens=True)
@@ -71,8 +77,11 @@ class TextStream:
 
     def _add(self, piece: str) -> bool:
         """Append decoded text and cut it at a stop string; True when there was one."""
-        start = max(0, len(self._text) - self._longest + 1)
+        start = max(self.stop_start, len(self._text) - self._longest + 1)
         self._text += piece
+        if len(self._token_ids) <= self.min_tokens:
+            self.stop_start = len(self._text)
+            return False
         place = find_stop(self._text, self.stop, start)
         if place >= 0:
             self._text = self._text[:place]

@@ -161,10 +161,17 @@ def read_arch(config: InferenceConfig, source: ModelSource | None) -> Any:
     arch = arch_of(target, hf_config)
     if source and config.model.arch:
         check_user_arch(target, config.model.arch, hf_config, origin=source.path)
-    if config.engine.max_model_len > arch.max_position_embeddings:
+    max_model_len = config.engine.max_model_len
+    if max_model_len > arch.max_context_len:
         raise ConfigError(
-            f"engine.max_model_len={config.engine.max_model_len} exceeds the model's "
-            f"{arch.max_position_embeddings} positions; lower it, data.input_truncated_len or "
-            "scheduler.max_new_tokens"
+            f"engine.max_model_len={max_model_len} exceeds the model's {arch.max_context_len} "
+            "positions; lower it, data.input_truncated_len or scheduler.max_new_tokens"
+        )
+    depends = getattr(arch, "keys_depend_on_prompt_len", None)
+    if config.kv_cache.enable_prefix_cache and depends is not None and depends(max_model_len):
+        raise ConfigError(
+            f"kv_cache.enable_prefix_cache=true cannot be used up to engine.max_model_len="
+            f"{max_model_len}: with this model's rope scaling the keys of a prefix depend on the "
+            "length of the whole prompt; set kv_cache.enable_prefix_cache=false"
         )
     return arch

@@ -55,6 +55,29 @@ class DenseArch:
         return self.num_key_value_heads * self.head_dim
 
     @property
+    def max_context_len(self) -> int:
+        """Longest request in tokens: the trained positions, stretched by the rope scaling."""
+        scaling, positions = self.rope_scaling, self.max_position_embeddings
+        if scaling is None:
+            return positions
+        if scaling.rope_type == "yarn":
+            return max(positions, int(scaling.original_max_position_embeddings * scaling.factor))
+        if scaling.rope_type in ("linear", "dynamic"):
+            return int(positions * scaling.factor)
+        return positions
+
+    def keys_depend_on_prompt_len(self, max_model_len: int) -> bool:
+        """Whether equal prefixes of prompts of different lengths can have different keys."""
+        scaling = self.rope_scaling
+        if scaling is None or scaling.rope_type not in ("dynamic", "longrope"):
+            return False
+        is_dynamic = scaling.rope_type == "dynamic"
+        trained = (
+            self.max_position_embeddings if is_dynamic else scaling.original_max_position_embeddings
+        )
+        return max_model_len > trained
+
+    @property
     def num_parameters(self) -> int:
         """Weights of the checkpoint; a tied head counts once."""
         hidden, inner = self.hidden_size, self.intermediate_size

@@ -151,7 +151,7 @@ class DenseForCausalLM(nn.Module):
     ) -> torch.Tensor:
         """Packed [T] ids and positions -> [S, V] float32, one row per `logits_indices` entry."""
         x_TH = self.model.embed_tokens(input_ids)
-        cos_TD, sin_TD = self.rotary(position_ids)
+        cos_TD, sin_TD = self.rotary(position_ids, forward_metadata.prompt_len)
         rotary = expand_rotary(cos_TD, sin_TD, self.dtype)
         for layer in self.model.layers:
             x_TH = layer(x_TH, rotary, forward_metadata)

@@ -235,7 +235,7 @@ def test_an_arch_module_of_the_users_own_needs_no_more_than_the_contract(
         model="class MyLlama: ...",
         arch="""
         class Arch:
-            max_position_embeddings = 4096
+            max_context_len = 4096
             num_parameters = 10
             def kv_bytes_per_token(self, dtype): return 8
 
@@ -257,4 +257,4 @@ def test_an_arch_module_of_the_users_own_needs_no_more_than_the_contract(
     assert texts(check("arch_pkg")) == []
     assert check("arch_pkg").files.weight_bytes("bfloat16") == 20
     (text,) = texts(check("lacking_pkg"))
-    assert "lacking_pkg.arch.parse_arch returns lacks max_position_embeddings, num_para" in text
+    assert "lacking_pkg.arch.parse_arch returns lacks max_context_len, num_para" in text

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from inferkit import OfflineInference, SamplingParams, load_config
+from inferkit import ConfigError, OfflineInference, SamplingParams, load_config
 from tests.e2e.equality import assert_same_tokens, hf_generate, record_logits
 
 NUM_NEW_TOKENS = 10
@@ -46,6 +46,25 @@ FAMILIES = {
                 "factor": 4.0,
                 "original_max_position_embeddings": 32,
             }
+        },
+    ),
+    "llama_dynamic_rope": (
+        "llama",
+        {
+            "max_position_embeddings": 40,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+        },
+    ),
+    "qwen2_yarn_beyond_its_positions": (
+        "qwen2",
+        {
+            "max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
         },
     ),
     "qwen3": ("qwen3", {}),
@@ -145,6 +164,28 @@ def test_second_generate_hits_the_prefix_cache_and_gives_the_same(expected):
     assert [result.token_ids for result in first] == [result.token_ids for result in second]
     assert sum(request.num_cached_tokens for request in llm.requests) > 80
     check(llm, recorder, second, reference, "second")
+
+
+def test_prefix_cache_is_refused_where_keys_depend_on_the_prompt_length(expected):
+    family, directory, _ = expected("llama_dynamic_rope")
+    with pytest.raises(ConfigError, match="enable_prefix_cache=true cannot be used up to"):
+        run(directory, family, "prefix_cache")
+
+
+def test_contiguous_cache_refuses_the_prefix_cache(expected):
+    _, directory, _ = expected("llama")
+    with pytest.raises(ConfigError, match="contiguous cache has one block per request"):
+        OfflineInference(
+            load_config(
+                [
+                    "model=llama",
+                    f"model.path={directory}",
+                    "model._target_=tests.legacy.model.LlamaForCausalLM",
+                    "allowed_targets=[tests]",
+                    "kv_cache.enable_prefix_cache=true",
+                ]
+            )
+        )
 
 
 @pytest.mark.parametrize("schedule", ["one_batch", "alone", "small_chunks"])

@@ -65,6 +65,15 @@ def test_stop_string_cuts_the_text_and_keeps_its_token(llm):
     assert stop in llm.parts.tokenizer.decode(cut.token_ids)
 
 
+def test_stop_string_within_min_tokens_does_not_count(llm):
+    (whole,) = llm.generate([[5, 6, 7]], SamplingParams(temperature=0.0, max_tokens=20))
+    early = llm.parts.tokenizer.decode(whole.token_ids[:4])
+    stop = next(c for c in early if c.isascii() and c.isprintable())
+    params = SamplingParams(temperature=0.0, max_tokens=20, min_tokens=20, stop=(stop,))
+    (result,) = llm.generate([[5, 6, 7]], params)
+    assert result.token_ids == whole.token_ids and result.text == whole.text
+
+
 def test_stop_token_and_min_tokens(llm):
     (whole,) = llm.generate([[5, 6, 7]], GREEDY)
     stop = whole.token_ids[3]
