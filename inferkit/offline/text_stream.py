@@ -18,7 +18,7 @@ def find_stop(text: str, stop: Sequence[str], start: int = 0) -> int:
 def decode(
     tokenizer: Any, token_ids: Sequence[int], stop: Sequence[str] = (), stop_start: int = 0
 ) -> str:
-    """Text of tokens without special ones, cut before the first stop string from `stop_start` on."""
+    """Text of tokens without special ones, cut before the first stop string after `stop_start`."""
     text: str = tokenizer.backend_tokenizer.decode(list(token_ids), skip_special_tokens=True)
     place = find_stop(text, stop, stop_start)
     return text if place < 0 else text[:place]

@@ -74,7 +74,8 @@ def start_long_run(directory, model):
 
 
 def test_run_directory_holds_what_the_run_was(tmp_path, tiny_hf_model):
-    result = run(tmp_path, tiny_hf_model("llama"), "data.limit=3", "scheduler.max_new_tokens=5")
+    overrides = ["data.limit=3", "scheduler.max_new_tokens=8", "model.enable_profiler=true"]
+    result = run(tmp_path, tiny_hf_model("llama", eos_token_id=None), *overrides)
     assert result.returncode == 0, result.stderr
     assert "Traceback" not in result.stdout + result.stderr
     (run_dir,) = (tmp_path / "outputs").glob("*/*")
@@ -85,8 +86,7 @@ def test_run_directory_holds_what_the_run_was(tmp_path, tiny_hf_model):
     assert len(generations) == 3
     for generation in generations:
         assert generation["prompt"] and isinstance(generation["text"], str)
-        assert len(generation["token_ids"]) <= 5
-        assert generation["finish_reason"] in ("length", "stop")
+        assert len(generation["token_ids"]) == 8 and generation["finish_reason"] == "length"
         assert generation["ttft_s"] > 0
 
     metrics = json.loads((run_dir / "metrics.json").read_text())
@@ -102,6 +102,10 @@ def test_run_directory_holds_what_the_run_was(tmp_path, tiny_hf_model):
     assert provenance["environment"]["GOMP_SPINCOUNT"]
     log = (run_dir / "rank0.log").read_text()
     assert "[rank0]" in log and "kind=prefill" in log and "kind=decode" in log
+    for phase in ("prefill", "decode"):
+        trace = json.loads((run_dir / "prof" / phase / "rank0.json").read_text())
+        names = {event.get("name") for event in trace["traceEvents"]}
+        assert f"{phase} step" in names and "aten::scaled_dot_product_attention" in names
     assert (run_dir / "steps.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -59,10 +59,20 @@ def test_64_prompts_in_one_batch_of_mixed_lengths():
     check(make("scheduler.batch_size=64"), CASES)
 
 
-def test_64_prompts_alone():
-    check(make("scheduler.batch_size=1"), CASES, num_tokens=8)
+@pytest.mark.parametrize(
+    "num_tokens", [8, pytest.param(REFERENCE["num_new_tokens"], marks=pytest.mark.full)]
+)
+def test_64_prompts_alone(num_tokens):
+    check(make("scheduler.batch_size=1"), CASES, num_tokens=num_tokens)
 
 
+SETS = pytest.mark.parametrize(
+    "cases",
+    [pytest.param(SOME, id="some"), pytest.param(CASES, id="all", marks=pytest.mark.full)],
+)
+
+
+@SETS
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -72,22 +82,28 @@ def test_64_prompts_alone():
     ],
     ids=["blocks_of_1", "blocks_of_16_small_chunks", "blocks_of_128_no_chunks"],
 )
-def test_block_sizes_and_chunks(overrides):
-    check(make("scheduler.batch_size=8", *overrides), SOME)
+def test_block_sizes_and_chunks(overrides, cases):
+    check(make("scheduler.batch_size=8", *overrides), cases)
 
 
-def test_prefix_hits_give_the_same_tokens():
+@SETS
+def test_prefix_hits_give_the_same_tokens(cases):
     llm = make("kv_cache.block_size=16", "kv_cache.enable_prefix_cache=true")
-    check(llm, SOME)
-    check(llm, SOME)
+    check(llm, cases)
+    check(llm, cases)
     cached = sum(request.num_cached_tokens for request in llm.requests)
     total = sum(request.num_prompt_tokens for request in llm.requests)
     assert cached > 0.8 * total
 
 
-def test_a_pool_so_small_that_requests_wait():
-    llm = make("scheduler.batch_size=8", "kv_cache.block_size=16", "kv_cache.num_blocks=52")
-    check(llm, SOME)
+@SETS
+def test_a_pool_so_small_that_requests_wait(cases):
+    longest = max(len(case["prompt_token_ids"]) for case in cases)
+    num_blocks = (longest + REFERENCE["num_new_tokens"]) // 16 + 4
+    llm = make(
+        "scheduler.batch_size=8", "kv_cache.block_size=16", f"kv_cache.num_blocks={num_blocks}"
+    )
+    check(llm, cases)
     assert any(record.num_waiting and record.num_running < 8 for record in llm.step_records[:-1]), (
         "nothing had to wait for blocks"
     )
