@@ -109,7 +109,12 @@ def let_threads_sleep() -> None:
 
 
 def reporting(entrypoint: Callable[..., None], *args: Any, channel: Connection) -> None:
-    """Run a worker's main function; its error goes to the parent before the process exits."""
+    """Run a worker's main function; its error goes to the parent before the process exits.
+
+    An interrupt is the parent's business, which ends its workers; one without a parent ends at
+    once (torch has the system send SIGINT when a worker's parent dies).
+    """
+    signal.signal(signal.SIGINT, _on_interrupt)
     try:
         entrypoint(*args, channel=channel)
     except Exception as error:
@@ -124,6 +129,12 @@ def reporting(entrypoint: Callable[..., None], *args: Any, channel: Connection) 
             }
         )
         raise SystemExit(1) from None
+
+
+def _on_interrupt(signum: int, frame: object) -> None:
+    parent = multiprocessing.parent_process()
+    if parent is None or os.getppid() != parent.pid:
+        os._exit(128 + signum)
 
 
 def _worker_error(event: dict[str, Any], log_dir: Path) -> WorkerError:
