@@ -90,19 +90,22 @@ class PagedCache:
         """
         num_bytes = num_blocks * spec.bytes_per_block
         if buffer is None:
+            # Fresh zeros cost no memory until they are written.
             buffer = torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
         elif buffer.dtype is not torch.uint8 or buffer.numel() < num_bytes:
             raise ValueError(
                 f"layer {spec.layer_idx} needs {num_bytes} bytes (uint8) of cache memory, "
                 f"the buffer has {buffer.numel()} ({buffer.dtype})"
             )
+        else:
+            buffer[:num_bytes].zero_()
         dtype = TORCH_DTYPES[spec.dtype]
         tensors = []
         start = 0
         for dim in spec.dims:
             shape = (num_blocks, spec.block_size, spec.num_heads, dim)
             end = start + int(np.prod(shape)) * dtype.itemsize
-            tensors.append(buffer[start:end].view(dtype).view(shape).zero_())
+            tensors.append(buffer[start:end].view(dtype).view(shape))
             start = end
         return tuple(tensors)
 
