@@ -90,8 +90,8 @@ class PagedCache:
         """
         num_bytes = num_blocks * spec.bytes_per_block
         if buffer is None:
-            # Fresh zeros cost no memory until they are written.
-            buffer = torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
+            # On a CPU numpy's zeros cost no memory until they are written; torch's do.
+            buffer = torch.from_numpy(np.zeros(num_bytes, np.uint8)).to(self.device)
         elif buffer.dtype is not torch.uint8 or buffer.numel() < num_bytes:
             raise ValueError(
                 f"layer {spec.layer_idx} needs {num_bytes} bytes (uint8) of cache memory, "
