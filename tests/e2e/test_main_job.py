@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -120,6 +121,15 @@ def test_the_same_command_gives_the_same_tokens(tmp_path, tiny_hf_model):
         lines = (tmp_path / f"run{batch_size}" / "generations.jsonl").read_text().splitlines()
         texts.append([json.loads(line)["token_ids"] for line in lines])
     assert texts[0] == texts[1]
+
+
+def test_random_weights_need_no_weight_files(tmp_path, tiny_hf_model):
+    folder = tmp_path / "no_weights"
+    shutil.copytree(tiny_hf_model("llama"), folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    result = run(tmp_path, folder, "model.with_ckpt=false", "data.limit=1", "hydra.run.dir=run")
+    assert result.returncode == 0, result.stderr
+    provenance = json.loads((tmp_path / "run" / "provenance.json").read_text())
+    assert "weights" not in provenance["model"] and "configs" in provenance["model"]
 
 
 def test_a_failing_cell_ends_no_other(tmp_path, tiny_hf_model):
