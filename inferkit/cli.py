@@ -3,6 +3,7 @@
 The parent process stays free of torch; what runs is the runner's own.
 """
 
+import io
 import logging
 import os
 import signal
@@ -46,6 +47,10 @@ def main() -> None:
     # A console script does not look for a user's own modules where it is started.
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that lacks a character shows "?"; a finished run must not fail over it.
+            stream.reconfigure(errors="replace")
     try:
         code = run(sys.argv[1:])
     except KeyboardInterrupt:

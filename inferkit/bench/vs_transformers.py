@@ -22,6 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from inferkit.core.errors import InferkitError
 from inferkit.runtime.worker_group import let_threads_sleep
 
 WARM_UP_TOKENS = 4
@@ -33,6 +34,11 @@ def main() -> None:
     args = _parse(sys.argv[1:])
     console = Console(stderr=True)
     report: dict[str, Any] = {"overrides": args.overrides, "workloads": []}
+    for num_prompts in args.prompts:
+        try:
+            _config({"num_prompts": num_prompts, "prompt_len": 1, "output_len": 1}, args.overrides)
+        except InferkitError as error:
+            sys.exit(f"inferkit: {error}")
     for num_prompts in args.prompts:
         workload = {
             "num_prompts": num_prompts,

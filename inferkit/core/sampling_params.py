@@ -36,7 +36,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """Subtracted per occurrence from the logit of each token already generated."""
     seed: int | None = None
-    """Same seed, same tokens, in any batch (None = one is drawn and recorded)."""
+    """Same seed, same tokens, in any batch (None = one is drawn and recorded). In bfloat16 and
+    float16 the logits themselves vary with the batch, and so may the tokens."""
     stop: tuple[str, ...] = ()
     """Generation ends when the text holds one of these; the text is cut before it."""
     stop_token_ids: tuple[int, ...] = ()

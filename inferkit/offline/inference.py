@@ -112,6 +112,12 @@ class OfflineInference:
     def _make_request(self, prompt: Prompt, params: SamplingParams) -> Request:
         token_ids = render_prompt(self.parts.tokenizer, prompt)
         num_kept = min(len(token_ids), self.config.data.input_truncated_len)
+        if num_kept < len(token_ids):
+            logger.warning(
+                "a prompt of %d tokens is cut to data.input_truncated_len=%d; its end is lost",
+                len(token_ids),
+                num_kept,
+            )
         vocab_size = self.parts.arch.vocab_size
         for name, ids in (("prompt", token_ids), ("stop_token_ids", params.stop_token_ids)):
             wrong = [token_id for token_id in ids if token_id >= vocab_size]
@@ -161,6 +167,11 @@ def _as_list(prompts: Any) -> list[Prompt]:
     """One prompt or many: text, a message list and a list of ids are each one prompt."""
     if isinstance(prompts, str):
         return [prompts]
+    if not isinstance(prompts, list | tuple):
+        raise RequestError(
+            f"prompts is {type(prompts).__name__}; allowed is text, a list of messages, a list of "
+            "token ids, or a list of these"
+        )
     many = list(prompts)
     if many and all(isinstance(item, dict | int) for item in many):
         return [many]

@@ -1,5 +1,7 @@
 """The end of an offline run on the terminal: the figures that matter and a few generations."""
 
+import os
+import sys
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +20,14 @@ MAX_PROMPT_LEN = 100
 MAX_TEXT_LEN = 300
 
 
+class PatientConsole(Console):
+    """A reader that went away (`| head`) does not end the process: the run is complete."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def print_summary(
     metrics: Mapping[str, Any],
     results: Sequence[GenerationResult],
@@ -26,7 +36,7 @@ def print_summary(
     console: Console | None = None,
 ) -> None:
     """Print the metrics of `collect_metrics`, the first generations, and where the rest is."""
-    console = console or Console()
+    console = console or PatientConsole()
     for result in results[:MAX_GENERATIONS]:
         console.print(_generation(result))
     console.print(_metrics_table(metrics))

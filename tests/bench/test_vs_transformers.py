@@ -24,6 +24,19 @@ def test_a_ratio_above_one_means_that_inferkit_is_better():
     }
 
 
+def test_a_wrong_override_is_one_message():
+    result = subprocess.run(
+        [sys.executable, "-m", "inferkit.bench.vs_transformers", "--prompts", "1", "foo=1"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert "foo" in result.stderr and "Traceback" not in result.stderr
+
+
 def test_the_command_measures_both_sides(tiny_hf_model, tmp_path):
     result = subprocess.run(
         [

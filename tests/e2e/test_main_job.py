@@ -123,6 +123,34 @@ def test_the_same_command_gives_the_same_tokens(tmp_path, tiny_hf_model):
     assert texts[0] == texts[1]
 
 
+def test_a_terminal_that_cannot_show_the_text_does_not_fail_the_run(tmp_path, tiny_hf_model):
+    overrides = ["scheduler.max_new_tokens=2", "hydra.run.dir=run"]
+    variables = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
+    result = subprocess.run(
+        command(tiny_hf_model("llama"), *overrides),
+        cwd=tmp_path,
+        env=environment() | variables,
+        capture_output=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "ok"
+
+
+def test_a_closed_pipe_does_not_fail_the_run(tmp_path, tiny_hf_model):
+    parent = subprocess.Popen(
+        command(tiny_hf_model("llama"), "data.limit=1", "hydra.run.dir=run"),
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    parent.stdout.close()
+    assert parent.wait(timeout=DEADLINE_S) == 0
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "ok"
+
+
 def test_random_weights_need_no_weight_files(tmp_path, tiny_hf_model):
     folder = tmp_path / "no_weights"
     shutil.copytree(tiny_hf_model("llama"), folder, ignore=shutil.ignore_patterns("*.safetensors"))

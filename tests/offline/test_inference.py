@@ -113,11 +113,14 @@ def test_an_unseeded_result_can_be_repeated_from_its_recorded_seed(llm):
     assert again.token_ids == first.token_ids
 
 
-def test_a_long_prompt_is_cut_and_says_so(model):
+def test_a_long_prompt_is_cut_and_says_so(model, caplog):
     llm = make(model, "data.input_truncated_len=10")
     cut, short = llm.generate([list(range(5, 30)), [5]], GREEDY)
     assert cut.prompt_token_ids == list(range(5, 15)) and cut.num_truncated_tokens == 15
     assert short.num_truncated_tokens == 0
+    assert caplog.messages == [
+        "a prompt of 25 tokens is cut to data.input_truncated_len=10; its end is lost"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -135,6 +138,12 @@ def test_a_wrong_prompt_generates_nothing_and_harms_nobody(llm, prompts, params,
     assert not llm.parts.scheduler.has_work
     assert llm.parts.kv_cache.num_used_blocks == 0
     assert len(llm.generate([[5]], GREEDY)[0].token_ids) == 12
+
+
+@pytest.mark.parametrize("prompts", [b"abc", {"prompt": "hi"}, None, 5])
+def test_what_is_no_prompt_is_refused(llm, prompts):
+    with pytest.raises(RequestError, match="prompts is .*; allowed is text"):
+        llm.generate(prompts, GREEDY)
 
 
 def test_an_error_in_the_middle_leaves_a_usable_engine(llm):
