@@ -2,18 +2,21 @@
 
 The contract of a model class: `expected_tensors()` names the checkpoint tensors with their
 shapes, `ignored_tensors(name)` says which others carry nothing, `packed_modules_mapping` says
-which of them share a parameter, and a parameter may carry `weight_loader(parameter, tensor,
-shard_id)`.
+which of them share a parameter, `tied_tensors` names a further parameter that a checkpoint tensor
+fills too, and a parameter may carry `weight_loader(parameter, stored, shard_id)`. A module below
+the model that has `load_tensor(name, stored)` takes all tensors below it. Both get a tensor that
+was not read yet, and read the part that they need.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from inferkit.core.errors import ModelLoadError
+from inferkit.layers.weights import StoredTensor
 from inferkit.loader.checkpoint import Checkpoint, some_of
 
 if TYPE_CHECKING:
@@ -42,22 +45,49 @@ class BaseModelLoader(ABC):
 
 
 class WeightAssigner:
-    """Copies checkpoint tensors into the parameters of a model, by name."""
+    """Copies checkpoint tensors, or parts of them, into the parameters of a model, by name."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model_name = type(model).__name__
         self.packed: dict[str, tuple[str, str]] = dict(
             getattr(model, "packed_modules_mapping", None) or {}
         )
+        self.tied: Mapping[str, str] = getattr(model, "tied_tensors", None) or {}
+        self.owners: dict[str, Any] = {
+            name: module
+            for name, module in model.named_modules()
+            if name and hasattr(module, "load_tensor")
+        }
+        """Modules that take the tensors below them, by name."""
         self.parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
         self._waiting: dict[str, set[str | None]] = {name: set() for name in self.parameters}
+        self._owned: dict[str, list[str]] = {name: [] for name in self.owners}
+        for parameter_name in self.parameters:
+            owner = self._owner(parameter_name)
+            if owner is not None:
+                self._owned[owner].append(parameter_name)
         self._shards_of: dict[str, set[str]] = {}
         for parameter_name, shard_id in self.packed.values():
             self._shards_of.setdefault(parameter_name, set()).add(shard_id)
 
-    def assign(self, name: str, tensor: torch.Tensor) -> None:
-        """Copy `tensor`, with a cast to the parameter's type, to where `name` belongs."""
-        target, shard_id = self._target(name)
+    def assign(self, name: str, stored: StoredTensor) -> None:
+        """Copy `stored`, with a cast to the parameter's type, to where `name` belongs.
+
+        What is read of it is up to the parameter, or to the module that takes its tensors.
+        """
+        owner = self._owner(name)
+        if owner is None:
+            target, shard_id = self._target(name)
+            self._fill(target, shard_id, name, stored)
+        else:
+            self.owners[owner].load_tensor(name.removeprefix(f"{owner}."), stored)
+            for parameter_name in self._owned[owner]:
+                self._waiting[parameter_name].add(None)
+        further = self.tied.get(name)
+        if further in self.parameters:
+            self._fill(further, None, name, stored)
+
+    def _fill(self, target: str, shard_id: str | None, name: str, stored: StoredTensor) -> None:
         parameter = self.parameters.get(target)
         if parameter is None:
             raise ModelLoadError(
@@ -65,14 +95,14 @@ class WeightAssigner:
             )
         weight_loader = getattr(parameter, "weight_loader", None)
         if weight_loader is not None:
-            weight_loader(parameter, tensor, shard_id)
-        elif shard_id is not None or parameter.shape != tensor.shape:
+            weight_loader(parameter, stored, shard_id)
+        elif shard_id is not None or tuple(parameter.shape) != tuple(stored.shape):
             raise ModelLoadError(
-                f"tensor {name} has shape {tuple(tensor.shape)}, parameter {target} of "
+                f"tensor {name} has shape {tuple(stored.shape)}, parameter {target} of "
                 f"{self.model_name} has {tuple(parameter.shape)} and no weight_loader"
             )
         else:
-            parameter.data.copy_(tensor)
+            parameter.data.copy_(stored.read())
         self._waiting[target].add(shard_id)
 
     def check_complete(self) -> None:
@@ -87,6 +117,14 @@ class WeightAssigner:
                 f"{self.model_name}.expected_tensors names no tensor for the parameters "
                 f"{some_of(empty)}; they would be uninitialised"
             )
+
+    def _owner(self, name: str) -> str | None:
+        """The nearest module above `name` that takes its tensors itself."""
+        while name:
+            name = name.rpartition(".")[0]
+            if name in self.owners:
+                return name
+        return None
 
     def _shards(self, parameter_name: str) -> set[str]:
         for part in parameter_name.split("."):

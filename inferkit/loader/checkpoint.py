@@ -1,10 +1,11 @@
-"""Checkpoints: named tensors on disk, read one at a time. Pickles are never opened.
+"""Checkpoints: named tensors on disk, read one part at a time. Pickles are never opened.
 
 A checkpoint speaks Hugging Face tensor names; it knows no model.
 """
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from inferkit.core.errors import ModelLoadError
+from inferkit.loader.slices import complete_index, contiguous_runs, part_shape
 
 INDEX_NAME = "model.safetensors.index.json"
 MODEL_NAME = "model.safetensors"
@@ -32,6 +34,11 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 class Checkpoint(Protocol):
     """Tensors by Hugging Face name; only `read` touches their data."""
 
+    @property
+    def num_bytes_read(self) -> int:
+        """Bytes of tensor data that `read` has taken from disk so far."""
+        ...
+
     def names(self) -> list[str]: ...
 
     def shape(self, name: str) -> tuple[int, ...]: ...
@@ -40,13 +47,33 @@ class Checkpoint(Protocol):
         """Bytes of the tensor on disk."""
         ...
 
-    def read(self, name: str) -> torch.Tensor:
-        """The tensor on the CPU in the type it is stored in (float32 for quantised GGUF)."""
+    def read(self, name: str, *index: slice) -> torch.Tensor:
+        """A part of the tensor on the CPU in the type it is stored in (float32 for GGUF).
+
+        `index` has one slice (step 1, bounds >= 0) per leading dimension; none selects all. Only
+        the bytes of the part are read; for GGUF, those of its rows.
+        """
         ...
 
     def identity(self) -> list[dict[str, Any]]:
         """Name, size and header hash of each file, without reading the weights."""
         ...
+
+
+@dataclass(frozen=True)
+class CheckpointTensor:
+    """A tensor of a checkpoint that is read when, and as far as, it is needed."""
+
+    checkpoint: Checkpoint
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.checkpoint.shape(self.name)
+
+    def read(self, *index: slice) -> torch.Tensor:
+        """The part that `index` selects, as `Checkpoint.read` does."""
+        return self.checkpoint.read(self.name, *index)
 
 
 def some_of(names: list[str]) -> str:
@@ -75,6 +102,7 @@ class SafetensorsCheckpoint:
 
     def __init__(self, files: list[Path], weight_map: Mapping[str, str] | None = None) -> None:
         self.files = files
+        self.num_bytes_read = 0
         self._entries: dict[str, TensorEntry] = {}
         self._header_hashes: dict[Path, str] = {}
         for file in files:
@@ -129,20 +157,27 @@ class SafetensorsCheckpoint:
     def num_bytes(self, name: str) -> int:
         return self._entries[name].num_bytes
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str, *index: slice) -> torch.Tensor:
         # Plain reads instead of a mapping: mapped pages count as memory of this process until the
         # whole file is closed, which would double the peak while a model loads.
         entry = self._entries[name]
-        data = torch.empty(entry.num_bytes, dtype=torch.uint8)
+        part = complete_index(entry.shape, index)
+        tensor = torch.empty(part_shape(part), dtype=DTYPES[entry.dtype])
+        run_len, starts = contiguous_runs(entry.shape, part)
+        run_bytes = run_len * tensor.itemsize
+        buffer = memoryview(tensor.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         try:
-            with entry.file.open("rb") as stream:
-                stream.seek(entry.offset)
-                num_read = stream.readinto(data.numpy().data)
+            with entry.file.open("rb", buffering=0) as stream:
+                for idx, start in enumerate(starts):
+                    run = buffer[idx * run_bytes : (idx + 1) * run_bytes]
+                    offset = entry.offset + start * tensor.itemsize
+                    num_read = _read_into(run, stream.fileno(), offset)
+                    self.num_bytes_read += num_read
+                    if num_read != run_bytes:
+                        raise ModelLoadError(f"{entry.file} ends within {name}; download it again")
         except OSError as error:
             raise ModelLoadError(f"cannot read {name} from {entry.file}: {error}") from error
-        if num_read != entry.num_bytes:
-            raise ModelLoadError(f"{entry.file} ends within {name}; download it again")
-        return data.view(DTYPES[entry.dtype]).view(entry.shape)
+        return tensor
 
     def identity(self) -> list[dict[str, Any]]:
         return [
@@ -153,6 +188,17 @@ class SafetensorsCheckpoint:
             }
             for file in self.files
         ]
+
+
+def _read_into(buffer: memoryview, descriptor: int, offset: int) -> int:
+    """Fill `buffer` from `offset` of an open file; fewer bytes mean that the file ends there."""
+    done = 0
+    while done < len(buffer):  # one call of the system reads 2 GB at most
+        num_read = os.preadv(descriptor, [buffer[done:]], offset + done)
+        if num_read == 0:
+            break
+        done += num_read
+    return done
 
 
 def read_safetensors_header(file: Path) -> tuple[dict[str, Any], int, str]:

@@ -15,6 +15,7 @@ from inferkit.loader.base_loader import (
     check_tensors,
     no_progress,
 )
+from inferkit.loader.checkpoint import CheckpointTensor
 
 if TYPE_CHECKING:
     from inferkit.loader.source import ModelSource
@@ -23,7 +24,10 @@ logger = logging.getLogger(__name__)
 
 
 class DefaultModelLoader(BaseModelLoader):
-    """Reads safetensors or GGUF; memory beyond the model is that of one tensor."""
+    """Reads safetensors or GGUF, and of each tensor the part that this process needs.
+
+    Memory beyond the model is that of one part.
+    """
 
     @torch.no_grad()
     def load(
@@ -39,12 +43,15 @@ class DefaultModelLoader(BaseModelLoader):
         total = sum(checkpoint.num_bytes(name) for name in names)
         assigner = WeightAssigner(model)
         start_s = time.perf_counter()
-        done = 0
+        done, first_byte = 0, checkpoint.num_bytes_read
         progress(0, total)
         for name in names:
-            assigner.assign(name, checkpoint.read(name))
+            assigner.assign(name, CheckpointTensor(checkpoint, name))
             done += checkpoint.num_bytes(name)
             progress(done, total)
         assigner.check_complete()
         seconds = time.perf_counter() - start_s
-        logger.info("weights loaded tensors=%d bytes=%d s=%.2f", len(names), done, seconds)
+        num_read = checkpoint.num_bytes_read - first_byte
+        logger.info(
+            "weights loaded tensors=%d bytes=%d read=%d s=%.2f", len(names), done, num_read, seconds
+        )

@@ -1,12 +1,15 @@
 """Seeded random weights, for runs that need a model's shape and not its words."""
 
 import hashlib
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from inferkit.loader.base_loader import BaseModelLoader, Progress, WeightAssigner, no_progress
+from inferkit.loader.slices import complete_index
 
 if TYPE_CHECKING:
     from inferkit.loader.source import ModelSource
@@ -39,11 +42,27 @@ class DummyModelLoader(BaseModelLoader):
         done = 0
         progress(0, total)
         for name, shape in expected.items():
-            tensor = make_tensor(name, shape, seed=self.seed, dtype=dtype)
-            assigner.assign(name, tensor)
-            done += tensor.nbytes
+            assigner.assign(name, RandomTensor(name, tuple(shape), self.seed, dtype))
+            done += torch.Size(shape).numel() * dtype.itemsize
             progress(done, total)
         assigner.check_complete()
+
+
+@dataclass(frozen=True)
+class RandomTensor:
+    """The random tensor of a name, made whole when the first part of it is read."""
+
+    name: str
+    shape: tuple[int, ...]
+    seed: int
+    dtype: torch.dtype
+
+    def read(self, *index: slice) -> torch.Tensor:
+        return self._whole[complete_index(self.shape, index)]
+
+    @cached_property
+    def _whole(self) -> torch.Tensor:
+        return make_tensor(self.name, self.shape, seed=self.seed, dtype=self.dtype)
 
 
 def make_tensor(

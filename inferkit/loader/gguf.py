@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from inferkit.core.errors import ModelLoadError
+from inferkit.loader.slices import complete_index
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -59,6 +60,7 @@ class GGUFCheckpoint:
 
     def __init__(self, file: Path) -> None:
         self.file = file
+        self.num_bytes_read = 0
         try:
             self._reader = gguf.GGUFReader(file)
         except (ValueError, OSError, IndexError, KeyError, TypeError) as error:
@@ -89,16 +91,29 @@ class GGUFCheckpoint:
     def num_bytes(self, name: str) -> int:
         return int(self._tensors[name].n_bytes)
 
-    def read(self, name: str) -> torch.Tensor:
-        """The dequantised tensor in float32."""
+    def read(self, name: str, *index: slice) -> torch.Tensor:
+        """A part of the dequantised tensor in float32; whole rows (or a whole vector) are read."""
         raw = self._tensors[name]
-        values = self._dequantise(raw).reshape(self.shape(name))
+        shape = self.shape(name)
+        part = complete_index(shape, index)
+        rows = self._rows(name)[part[0]]
+        if len(shape) == 1:
+            values = self._dequantise(raw, raw.data)[rows]
+        else:
+            in_order = bool((np.diff(rows) == 1).all())
+            data = raw.data[part[0]] if in_order else raw.data[rows]
+            values = self._dequantise(raw, data).reshape(len(rows), *shape[1:])[:, *part[1:]]
+        return torch.from_numpy(np.array(values, dtype=np.float32))
+
+    def _rows(self, name: str) -> "np.ndarray[Any, Any]":
+        """The rows of the file in the order of Hugging Face."""
+        rows = np.arange(self.shape(name)[0])
         if self.architecture == "llama" and ".self_attn." in name:
             if ".q_proj." in name:
-                values = _split_halves(values, self._count("attention.head_count"))
-            elif ".k_proj." in name:
-                values = _split_halves(values, self._num_kv_heads())
-        return torch.from_numpy(np.array(values, dtype=np.float32))
+                return _split_halves(rows, self._count("attention.head_count"))
+            if ".k_proj." in name:
+                return _split_halves(rows, self._num_kv_heads())
+        return rows
 
     def identity(self) -> list[dict[str, Any]]:
         with self.file.open("rb") as stream:
@@ -166,14 +181,16 @@ class GGUFCheckpoint:
             rope |= self._llama3_scaling(theta)
         if kind == "longrope":
             for key, name in ROPE_FACTORS.items():
-                if name not in self._raw:
+                raw = self._raw.get(name)
+                if raw is None:
                     raise ModelLoadError(f"{self.file} has longrope scaling but no tensor {name}")
-                rope[key] = [float(x) for x in self._dequantise(self._raw[name])]
+                rope[key] = [float(x) for x in self._dequantise(raw, raw.data)]
         return rope
 
     def _llama3_scaling(self, theta: float) -> dict[str, Any]:
         """The scaling of Llama 3.1 whose factors the file keeps, one for each pair."""
-        stored = self._dequantise(self._raw[ROPE_FREQS]).reshape(-1)
+        raw = self._raw[ROPE_FREQS]
+        stored = self._dequantise(raw, raw.data).reshape(-1)
         factor = float(stored.max())
         if factor == 1.0:
             return {}
@@ -194,9 +211,11 @@ class GGUFCheckpoint:
             "original_max_position_embeddings": LLAMA3_CONTEXT,
         }
 
-    def _dequantise(self, raw: Any) -> "np.ndarray[Any, Any]":
+    def _dequantise(self, raw: Any, data: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+        """The values of `data`: all of the tensor `raw`, or some of its rows."""
+        self.num_bytes_read += data.nbytes
         try:
-            return np.asarray(gguf.quants.dequantize(raw.data, raw.tensor_type), dtype=np.float32)
+            return np.asarray(gguf.quants.dequantize(data, raw.tensor_type), dtype=np.float32)
         except NotImplementedError as error:
             raise ModelLoadError(
                 f"tensor {raw.name} in {self.file} has type {raw.tensor_type.name}, which cannot "

@@ -1,6 +1,7 @@
 """Reading safetensors: single files, shards, and everything that can be wrong with them."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from inferkit.core.errors import ModelLoadError
-from inferkit.loader.checkpoint import INDEX_NAME, SafetensorsCheckpoint
+from inferkit.loader.checkpoint import INDEX_NAME, CheckpointTensor, SafetensorsCheckpoint
 from tests.loader.files import hf_tensors
 
 Make = Callable[..., Path]
@@ -32,6 +33,91 @@ def assert_reads(checkpoint: SafetensorsCheckpoint, expected: dict[str, torch.Te
         read = checkpoint.read(name)
         assert read.dtype == tensor.dtype
         assert torch.equal(read, tensor)
+
+
+PARTS = [
+    ((), 1.0),
+    ((slice(None),), 1.0),
+    ((slice(6, 12),), 1 / 4),
+    ((slice(5, 5),), 0.0),
+    ((slice(18, 99),), 1 / 4),
+    ((slice(None), slice(4, 6)), 1 / 4),
+    ((slice(0, 12), slice(None), slice(3, 6)), 1 / 4),
+    ((slice(2, 5), slice(1, 3), slice(5, 6)), 3 / 24 * 2 / 8 * 1 / 6),
+]
+"""Parts of a tensor [24, 8, 6], and the share that each is."""
+
+
+@pytest.mark.parametrize(("index", "share"), PARTS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_a_part_is_read_and_not_a_byte_more(
+    index: tuple[slice, ...], share: float, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    whole = torch.randn(24, 8, 6).to(dtype)
+    save_file({"first": torch.ones(3), "w": whole, "z": torch.ones(5)}, tmp_path / "a.safetensors")
+    checkpoint = SafetensorsCheckpoint.of_folder(tmp_path)
+    part = checkpoint.read("w", *index)
+    assert part.dtype == dtype
+    assert torch.equal(part, whole[index])
+    assert checkpoint.num_bytes_read == part.nbytes == round(share * whole.nbytes)
+    checkpoint.read("first")
+    assert checkpoint.num_bytes_read == part.nbytes + 12
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_each_of_four_ranks_reads_a_quarter(dim: int, tmp_path: Path) -> None:
+    whole = torch.randn(64, 32)
+    save_file({"w": whole}, tmp_path / "model.safetensors")
+    size = whole.shape[dim] // 4
+    parts = []
+    for rank in range(4):
+        checkpoint = SafetensorsCheckpoint.of_folder(tmp_path)
+        stored = CheckpointTensor(checkpoint, "w")
+        assert stored.shape == (64, 32)
+        share = slice(rank * size, (rank + 1) * size)
+        parts.append(stored.read(*[slice(None)] * dim, share))
+        assert checkpoint.num_bytes_read == whole.nbytes // 4
+    assert torch.equal(torch.cat(parts, dim), whole)
+
+
+def test_the_kernel_is_asked_for_no_more_than_the_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file({"w": torch.zeros(64, 32)}, tmp_path / "model.safetensors")
+    checkpoint = SafetensorsCheckpoint.of_folder(tmp_path)
+    asked: list[int] = []
+    preadv = os.preadv
+
+    def count(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        asked.extend(len(buffer) for buffer in buffers)
+        return preadv(descriptor, [buffer[:100] for buffer in buffers], offset)
+
+    monkeypatch.setattr(os, "preadv", count)
+    assert torch.equal(checkpoint.read("w", slice(0, 8)), torch.zeros(8, 32))
+    assert asked == list(range(1024, 0, -100))  # goes on where a call gave less
+    asked.clear()
+    checkpoint.read("w", slice(None), slice(3, 5))
+    assert asked == [8] * 64
+
+
+def test_a_scalar_and_an_empty_tensor_are_read(tmp_path: Path) -> None:
+    tensors = {"scalar": torch.tensor(3.0), "empty": torch.zeros(0, 4)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert_reads(SafetensorsCheckpoint.of_folder(tmp_path), tensors)
+
+
+def test_a_file_that_shrank_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({"w": torch.ones(64, 32)}, file)
+    checkpoint = SafetensorsCheckpoint.of_folder(tmp_path)
+    os.truncate(file, file.stat().st_size - 1)
+    assert torch.equal(checkpoint.read("w", slice(0, 63)), torch.ones(63, 32))
+    for index in ((), (slice(60, 64),), (slice(None), slice(31, 32))):
+        with pytest.raises(ModelLoadError, match=r"model\.safetensors ends within w; download"):
+            checkpoint.read("w", *index)
+    file.unlink()
+    with pytest.raises(ModelLoadError, match=r"cannot read w from .*No such file"):
+        checkpoint.read("w")
 
 
 def test_a_single_file_is_read(tiny_hf_model: Make) -> None:

@@ -4,11 +4,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from inferkit.loader.dummy_loader import CHUNK_ELEMENTS, DummyModelLoader, make_tensor
+from inferkit.layers.weights import StoredTensor
+from inferkit.loader.dummy_loader import CHUNK_ELEMENTS, DummyModelLoader, RandomTensor, make_tensor
 from inferkit.loader.source import resolve_source
 from tests.loader.files import make_model, unpacked
 
@@ -56,6 +59,51 @@ def test_another_type_gives_the_same_values_rounded() -> None:
     shape = (3, CHUNK_ELEMENTS // 2)
     full = make_tensor("a", shape, seed=0, dtype=torch.float32)
     assert torch.equal(make_tensor("a", shape, seed=0, dtype=torch.bfloat16), full.bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parts_have_the_values_of_the_whole(dtype: torch.dtype) -> None:
+    whole = make_tensor("x.weight", (6, 8, 10), seed=1, dtype=dtype)
+    for index in ((), (slice(2, 4),), (slice(None), slice(6, 99)), (slice(1, 2),) * 3):
+        stored = RandomTensor("x.weight", (6, 8, 10), 1, dtype)
+        assert stored.shape == tuple(whole.shape)
+        assert torch.equal(stored.read(*index), whole[index])
+        assert torch.equal(stored.read(slice(0, 1)), whole[:1])
+
+
+class Experts(nn.Module):
+    """Holds one expert of four."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up_proj = nn.Parameter(torch.empty(5, 3))
+
+    def load_tensor(self, name: str, stored: StoredTensor) -> None:
+        if name == "2.up_proj.weight":
+            self.up_proj.data.copy_(stored.read())
+
+
+class Mixture(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = Experts()
+
+    def expected_tensors(self) -> dict[str, tuple[int, ...]]:
+        return {f"experts.{idx}.up_proj.weight": (5, 3) for idx in range(4)}
+
+
+def test_a_tensor_that_nobody_reads_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def make(name: str, *args: Any, **kwargs: Any) -> torch.Tensor:
+        made.append(name)
+        return make_tensor(name, *args, **kwargs)
+
+    monkeypatch.setattr("inferkit.loader.dummy_loader.make_tensor", make)
+    model, done = Mixture(), []
+    DummyModelLoader().load(model, None, progress=lambda *counts: done.append(counts))
+    assert made == ["experts.2.up_proj.weight"]
+    assert done[-1] == (240, 240)
 
 
 def test_another_process_makes_the_same_tensor() -> None:

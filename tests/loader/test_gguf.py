@@ -70,6 +70,27 @@ def test_a_quantised_file_gives_what_transformers_gives(
         assert torch.equal(checkpoint.read(name), tensor), name
 
 
+@pytest.mark.parametrize("qtype", [QType.F32, QType.BF16, QType.Q8_0])
+@pytest.mark.parametrize("index", [(slice(5, 21),), (slice(None), slice(3, 40)), (slice(8, 8),)])
+def test_a_part_costs_its_rows(
+    qtype: QType, index: tuple[slice, ...], tiny_hf_model: Make, tmp_path: Path
+) -> None:
+    folder = tiny_hf_model("llama", attention_bias=True)
+    file = write_gguf(folder, tmp_path / "m.gguf", qtype=qtype)
+    whole, parts = GGUFCheckpoint(file), GGUFCheckpoint(file)
+    for name in whole.names():
+        expected = whole.read(name)
+        num_slices = min(len(index), expected.dim())
+        before = parts.num_bytes_read
+        part = parts.read(name, *index[:num_slices])
+        assert torch.equal(part, expected[index[:num_slices]]), name
+        if expected.dim() == 2:
+            num_rows = len(range(*index[0].indices(len(expected))))
+            read = parts.num_bytes_read - before
+            assert read == whole.num_bytes(name) * num_rows // len(expected), name
+    assert whole.num_bytes_read == sum(whole.num_bytes(name) for name in whole.names())
+
+
 def test_the_tokenizer_comes_from_the_file(tiny_hf_model: Make, tmp_path: Path) -> None:
     folder = tiny_hf_model("llama")
     source = resolve_source(str(write_gguf(folder, tmp_path / "m.gguf")))
