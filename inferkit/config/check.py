@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from omegaconf import DictConfig, OmegaConf
 
 from inferkit.config.components import check_components
-from inferkit.config.faults import Fault
+from inferkit.config.faults import Fault, Findings
 from inferkit.config.memory import check_memory
 from inferkit.config.model_files import ModelFiles, read_model_files
 from inferkit.config.overrides import compose_checked
 from inferkit.config.resolve import resolve_automatic
-from inferkit.config.rules import Findings, check_rules
+from inferkit.config.rules import check_rules
 from inferkit.config.schema import InferenceConfig
 from inferkit.config.space import ConfigSpace
 from inferkit.config.targets import SourceIndex

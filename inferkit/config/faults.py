@@ -5,7 +5,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -56,6 +56,41 @@ def show(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{show(item)}" for key, item in value.items()) + "}"
     return str(value)
+
+
+@dataclass(kw_only=True)
+class Findings:
+    """What the rules found in one configuration."""
+
+    faults: list[Fault] = field(default_factory=list)
+    warnings: list[Fault] = field(default_factory=list)
+
+    def refuse(
+        self,
+        key: str,
+        value: Any,
+        problem: str,
+        *,
+        use: Any = None,
+        drop: bool = False,
+        fix: Fix | None = None,
+        related: Sequence[str] = (),
+    ) -> None:
+        """A fault of `key`; `use` is a value that would do, `drop` says the key's default would.
+
+        `fix` is any other change that would do.
+        """
+        given = f"{key}={show(value)}"
+        if use is not None:
+            fix = Fix(add=(f"{key}={show(use)}",))
+        elif drop:
+            fix = Fix(drop=(key,))
+        self.faults.append(
+            Fault(key=key, given=given, problem=problem, fix=fix, related=tuple(related))
+        )
+
+    def warn(self, key: str, value: Any, problem: str) -> None:
+        self.warnings.append(Fault(key=key, given=f"{key}={show(value)}", problem=problem))
 
 
 def closest(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:

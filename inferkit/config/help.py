@@ -1,5 +1,8 @@
 """The text of `--help`, made from the options that are there."""
 
+import textwrap
+
+from inferkit.config.faults import LINE_LENGTH
 from inferkit.config.space import ConfigSpace
 
 VERBS = {"check": "check a configuration and show what it comes to, without running it"}
@@ -11,7 +14,14 @@ def help_text(program: str, space: ConfigSpace) -> str:
     for group in space.groups:
         default = space.defaults.get(group)
         names = [f"[{n}]" if n == default else n for n in space.options(group)]
-        lines.append(f"  {group:<{width}}  {', '.join(names)}")
+        start = f"  {group:<{width}}  "
+        lines += textwrap.wrap(
+            ", ".join(names),
+            LINE_LENGTH,
+            initial_indent=start,
+            subsequent_indent=" " * len(start),
+            break_long_words=False,
+        )
     groups = "\n".join(lines)
     verbs = "\n".join(f"  {program} {verb} ...    {text}" for verb, text in VERBS.items())
     return f"""\

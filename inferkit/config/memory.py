@@ -1,9 +1,8 @@
 """Whether weights and KV cache fit into the memory of this machine. Torch-free."""
 
-from inferkit.config.faults import Fault, Fix
+from inferkit.config.faults import Fault, Findings, Fix
 from inferkit.config.model_files import ModelFiles
 from inferkit.config.resolve import CPU_PLATFORM
-from inferkit.config.rules import Findings
 from inferkit.config.schema import InferenceConfig
 from inferkit.core.host import available_memory
 

@@ -4,12 +4,13 @@ Each looks at a configuration whose keys exist and have the right types. Nothing
 device, a network or a model's files.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from inferkit.config.faults import Fault, Fix, show
+from inferkit.config.faults import Fault, Findings, Fix, show
+from inferkit.config.parallel_rules import context_parallel, layout, nodes
 from inferkit.config.resolve import CPU_PLATFORM, resolve_automatic
 from inferkit.config.schema import (
     ClusterConfig,
@@ -27,38 +28,6 @@ from inferkit.core.sampling_params import SamplingParams
 EAGER = "eager"
 
 
-@dataclass(kw_only=True)
-class Findings:
-    """What the rules found in one configuration."""
-
-    faults: list[Fault] = field(default_factory=list)
-    warnings: list[Fault] = field(default_factory=list)
-
-    def refuse(
-        self,
-        key: str,
-        value: Any,
-        problem: str,
-        *,
-        use: Any = None,
-        drop: bool = False,
-        related: Sequence[str] = (),
-    ) -> None:
-        """A fault of `key`; `use` is a value that would do, `drop` says the key's default would."""
-        given = f"{key}={show(value)}"
-        fix = None
-        if use is not None:
-            fix = Fix(add=(f"{key}={show(use)}",))
-        elif drop:
-            fix = Fix(drop=(key,))
-        self.faults.append(
-            Fault(key=key, given=given, problem=problem, fix=fix, related=tuple(related))
-        )
-
-    def warn(self, key: str, value: Any, problem: str) -> None:
-        self.warnings.append(Fault(key=key, given=f"{key}={show(value)}", problem=problem))
-
-
 Rule = Callable[[InferenceConfig, InferenceConfig, Findings], None]
 """Gets the configuration as composed, the same with automatic values resolved, and the list."""
 
@@ -66,7 +35,7 @@ Rule = Callable[[InferenceConfig, InferenceConfig, Findings], None]
 def check_rules(cfg: InferenceConfig) -> Findings:
     """Apply every rule of this page."""
     findings = Findings()
-    parallel(cfg, findings)
+    layout(cfg, findings)
     if findings.faults:
         # Sizes that divide nothing would break the arithmetic of the other rules.
         cfg = replace(cfg, parallel=ParallelConfig())
@@ -154,16 +123,6 @@ def sampling(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings
         is_filter = name in ("top_p", "top_k", "min_p")
         if is_filter and cfg.data.temperature == 0 and value != getattr(defaults, name):
             findings.warn(f"data.{name}", value, "has no effect with data.temperature=0 (greedy)")
-
-
-def parallel(cfg: InferenceConfig, findings: Findings) -> None:
-    for key, value, default in differences("parallel", cfg.parallel, ParallelConfig()):
-        if key.endswith("_size"):
-            problem = "this version runs one rank; allowed is 1"
-            findings.refuse(key, value, problem, use=default)
-        else:
-            problem = "has no effect: this version runs one rank on this node"
-            findings.refuse(key, value, problem, drop=True)
 
 
 def lengths(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -> None:
@@ -279,13 +238,10 @@ def unused_keys(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findi
             problem = "has no effect in eager mode, which compiles no graph"
             findings.refuse(f"exe_mode.{name}", getattr(mode, name), problem, drop=True)
     speculative = "needs a model with a draft head; no model of this version has one"
-    experts = "needs a mixture-of-experts model; this version has none"
     if model.next_n != 0:
         findings.refuse("model.next_n", model.next_n, speculative, use=0)
     if model.mtp_target is not None:
         findings.refuse("model.mtp_target", model.mtp_target, speculative, drop=True)
-    if model.force_eplb:
-        findings.refuse("model.force_eplb", model.force_eplb, experts, use=False)
     if not model.with_ckpt and model.loader.params:
         findings.warn(
             "model.loader.params", model.loader.params, "has no effect with random weights"
@@ -294,6 +250,8 @@ def unused_keys(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findi
 
 RULES: tuple[Rule, ...] = (
     ranges,
+    nodes,
+    context_parallel,
     sampling,
     lengths,
     batches,

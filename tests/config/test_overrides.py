@@ -31,8 +31,8 @@ def fault_of(space: ConfigSpace, text: str) -> Fault:
         ),
         # groups
         (
-            "parallel=tp15",
-            "there is no such option; did you mean parallel=tp1?\noptions of parallel: tp1",
+            "exe_mode=eagr",
+            "there is no such option; did you mean exe_mode=eager?\noptions of exe_mode: eager",
         ),
         ("engine=1", "there is no such option\noptions of engine: default"),
         (

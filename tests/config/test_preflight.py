@@ -55,7 +55,7 @@ def test_a_good_command(space: ConfigSpace) -> None:
         (["scheduler.batch_size=8.0"], ["scheduler.batch_size=8"]),
         (["model.dtype=fp32"], ["model.dtype=float32"]),
         (["scheduler.batch_size=1,2"], ["-m", "scheduler.batch_size=1,2"]),
-        (["parallel.world_size=2"], ["parallel.world_size=1"]),
+        (["parallel.cp_size=3"], ["parallel.cp_size=3", "parallel.world_size=3"]),
         (["router.port=9", "data.limit=1"], ["data.limit=1"]),
         (["engine.max_model_len=32"], ["engine.max_model_len=288"]),
         (["data.top_p=2", "data.top_k=-9"], ["data.top_p=1.0", "data.top_k=0"]),

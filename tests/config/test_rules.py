@@ -6,44 +6,17 @@ from typing import Any
 
 import pytest
 
-from inferkit.config.rules import RANGES, Findings, check_rules, value_at
+from inferkit.config.faults import Findings
+from inferkit.config.rules import RANGES, check_rules, value_at
 from inferkit.config.schema import (
     DataConfig,
     DatasetName,
     DisaggConfig,
     DisaggMode,
-    ExeModeConfig,
-    InferenceConfig,
-    ModelConfig,
-    PlatformConfig,
     SweepConfig,
     TransferConfig,
 )
-
-BASE = InferenceConfig(
-    model=ModelConfig(_target_="x", name="x"),
-    platform=PlatformConfig(_target_="auto"),
-    exe_mode=ExeModeConfig(_target_="x", name="eager"),
-)
-
-
-def changed(**values: Any) -> InferenceConfig:
-    """BASE with `node__key=value` in place."""
-    cfg = BASE
-    for name, value in values.items():
-        node, _, key = name.partition("__")
-        cfg = replace(cfg, **{node: replace(getattr(cfg, node), **{key: value})})
-    return cfg
-
-
-def faults(**values: Any) -> list[str]:
-    return [str(fault) for fault in check_rules(changed(**values)).faults]
-
-
-def warnings(**values: Any) -> list[str]:
-    findings = check_rules(changed(**values))
-    assert findings.faults == []
-    return [str(warning) for warning in findings.warnings]
+from tests.config.configs import BASE, changed, faults, warnings
 
 
 def test_defaults_break_no_rule() -> None:
@@ -105,21 +78,6 @@ def test_filters_are_named_when_greedy_sampling_ignores_them() -> None:
         "data.min_p=0.1: has no effect with data.temperature=0 (greedy)",
     ]
     assert warnings(**values, data__temperature=0.7) == []
-
-
-def test_one_rank_is_all_there_is() -> None:
-    assert faults(parallel__world_size=4, parallel__moe_tp_size=2, parallel__node_ips=["a"]) == [
-        "parallel.world_size=4: this version runs one rank; allowed is 1",
-        "parallel.moe_tp_size=2: this version runs one rank; allowed is 1",
-        "parallel.node_ips=[a]: has no effect: this version runs one rank on this node",
-    ]
-
-
-@pytest.mark.parametrize("size", [0, -1, 7])
-def test_a_broken_parallel_size_breaks_no_other_rule(size: int) -> None:
-    assert faults(parallel__attn_tp_size=size, scheduler__batch_size=8) == [
-        f"parallel.attn_tp_size={size}: this version runs one rank; allowed is 1"
-    ]
 
 
 def test_a_request_must_hold_a_prompt_and_its_output() -> None:
@@ -244,10 +202,6 @@ def test_dataset_and_its_path(tmp_path: Path) -> None:
             {"model__mtp_target": "a.B"},
             "model.mtp_target=a.B: needs a model with a draft head; no model of this version "
             "has one",
-        ),
-        (
-            {"model__force_eplb": True},
-            "model.force_eplb=true: needs a mixture-of-experts model; this version has none",
         ),
     ],
 )

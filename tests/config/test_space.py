@@ -51,12 +51,12 @@ def test_compose_job_is_not_shared(space: ConfigSpace) -> None:
 
 
 def test_options_come_in_natural_order(tmp_path: Path) -> None:
-    folder = tmp_path / "parallel"
+    folder = tmp_path / "sizes"
     folder.mkdir()
     for size in (16, 2, 4):
         (folder / f"tp{size}.yaml").write_text(f"world_size: {size}\n")
 
-    assert ConfigSpace(config_dir=tmp_path).options("parallel") == ["tp1", "tp2", "tp4", "tp16"]
+    assert ConfigSpace(config_dir=tmp_path).options("sizes") == ["tp2", "tp4", "tp16"]
 
 
 def test_groups_are_listed_in_the_order_of_the_defaults_list(space: ConfigSpace) -> None:

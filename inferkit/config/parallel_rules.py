@@ -1,0 +1,115 @@
+"""Rules of the `parallel` node: sizes that divide, nodes that are all there."""
+
+import math
+from typing import Any
+
+from inferkit.config.faults import Findings, Fix
+from inferkit.config.schema import InferenceConfig, ParallelConfig
+from inferkit.core.parallel_layout import TP_SIZES, LayoutFault, layout_faults
+
+SIZES = (*(f"{kind}_tp_size" for kind in TP_SIZES), "cp_size")
+COMMON_PORT = 29500
+"""Torch's own choice; an example for a user who has none."""
+MAX_PORT = 65535
+
+
+def layout(cfg: InferenceConfig, findings: Findings) -> None:
+    """The sizes must make a layout; all other rules count on it."""
+    parallel = cfg.parallel
+    faults = list(layout_faults(parallel))
+    for fault in faults:
+        problem = fault.problem
+        if _is_too_big(parallel, fault):
+            problem += f"; or set parallel.world_size to a multiple of {fault.value}"
+        fix = _fix(parallel, fault, faults)
+        findings.refuse(f"parallel.{fault.size}", fault.value, problem, fix=fix)
+
+
+def _is_too_big(parallel: ParallelConfig, fault: LayoutFault) -> bool:
+    """Whether another world would do for this size."""
+    return fault.size in SIZES and fault.value >= 1 and parallel.world_size % fault.value != 0
+
+
+def _fix(parallel: ParallelConfig, fault: LayoutFault, faults: list[LayoutFault]) -> Fix:
+    """One size is brought to fit the world; the world is, where it fits several not at all."""
+    world, size = parallel.world_size, fault.value
+    too_big = [other for other in faults if _is_too_big(parallel, other)]
+    in_doubt = len(too_big) > 1 or size > world
+    if fault.size == "world_size" or (fault in too_big and in_doubt):
+        sizes = [getattr(parallel, name) for name in SIZES]
+        return Fix(add=(f"parallel.world_size={math.lcm(*(n for n in sizes if n >= 1))}",))
+    if size < 1 or world % size:
+        use = max(n for n in range(1, max(size, 1) + 1) if world % n == 0)
+    elif fault.size == "cp_size":
+        use = world
+    elif fault.size == "attn_tp_size":
+        use = 1
+    else:
+        use = parallel.attn_tp_size
+    return Fix(add=(f"parallel.{fault.size}={use}",))
+
+
+def nodes(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -> None:
+    """node_ips, devices_per_node and master_port among each other and with the world."""
+    parallel = cfg.parallel
+    _addresses(parallel, findings)
+    _devices_per_node(parallel, findings)
+    port, is_several = parallel.master_port, len(parallel.node_ips) > 1
+    key = "parallel.master_port"
+    if not 0 <= port <= MAX_PORT:
+        problem = f"is out of range; allowed is 0 (a free one is chosen) to {MAX_PORT}"
+        findings.refuse(key, port, problem, use=COMMON_PORT if is_several else 0)
+    elif is_several and port == 0:
+        problem = "several nodes cannot choose a free port together; set one that is free on "
+        findings.refuse(key, port, f"{problem}{parallel.node_ips[0]}", use=COMMON_PORT)
+    elif port and parallel.world_size == 1:
+        findings.warn(key, port, "has no effect with one rank, which meets no other")
+
+
+def _addresses(parallel: ParallelConfig, findings: Findings) -> None:
+    ips = parallel.node_ips
+    known = [ip for ip in dict.fromkeys(ips) if ip.strip()]
+    if known != ips:
+        problem = "must name every node once, the master first"
+        findings.refuse("parallel.node_ips", ips, problem, use=known)
+
+
+def _devices_per_node(parallel: ParallelConfig, findings: Findings) -> None:
+    world, per_node = parallel.world_size, parallel.devices_per_node
+    num_nodes = max(1, len(parallel.node_ips))
+    key, related = "parallel.devices_per_node", ("parallel.world_size", "parallel.node_ips")
+
+    def refuse(problem: str, use: Any) -> None:
+        findings.refuse(key, per_node, problem, use=use, related=related)
+
+    if per_node < 0:
+        refuse("is out of range; allowed is 0 (all on this node) or >= 1", 0)
+    elif num_nodes > 1 and world % num_nodes:
+        problem = f"ranks do not divide among the {num_nodes} nodes of parallel.node_ips"
+        use = num_nodes * per_node or None
+        findings.refuse("parallel.world_size", world, problem, use=use, related=related[1:])
+    elif num_nodes > 1 and per_node * num_nodes != world:
+        share = world // num_nodes
+        problem = f"world_size={world} is {share} on each of the {num_nodes} nodes of "
+        refuse(f"{problem}parallel.node_ips; allowed is {share}", share)
+    elif per_node > world:
+        problem = f"is more than world_size={world}; allowed is {world}, or 0 (all on this node)"
+        refuse(problem, 0)
+    elif num_nodes == 1 and per_node not in (0, world):
+        refuse(
+            f"world_size={world} takes {-(-world // per_node)} nodes of {per_node} ranks: list "
+            "their addresses in parallel.node_ips, the master first; allowed is "
+            f"{world}, or 0 (all on this node)",
+            0,
+        )
+
+
+def context_parallel(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -> None:
+    if cfg.parallel.cp_size > 1 and cfg.kv_cache.enable_prefix_cache:
+        findings.refuse(
+            "kv_cache.enable_prefix_cache",
+            True,
+            f"is not available with context parallelism (parallel.cp_size={cfg.parallel.cp_size})",
+            use=False,
+            related=("parallel.cp_size",),
+        )
