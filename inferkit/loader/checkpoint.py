@@ -25,7 +25,9 @@ DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-"""safetensors types that a weight may have; others need scales that nothing applies."""
+"""safetensors types of a plain weight."""
+CODE_DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "U8": torch.uint8}
+"""Types that become weights with scales."""
 MAX_HEADER_BYTES = 100_000_000
 NUM_NAMED = 5
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -40,6 +42,10 @@ class Checkpoint(Protocol):
         ...
 
     def names(self) -> list[str]: ...
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The type that `read` gives."""
+        ...
 
     def shape(self, name: str) -> tuple[int, ...]: ...
 
@@ -85,7 +91,7 @@ def some_of(names: list[str]) -> str:
 @dataclass(frozen=True)
 class TensorEntry:
     file: Path
-    dtype: str
+    dtype: torch.dtype
     shape: tuple[int, ...]
     offset: int
     """Of its first byte in the file."""
@@ -95,19 +101,29 @@ class TensorEntry:
 class SafetensorsCheckpoint:
     """One file, or the shards of an index; headers are read and checked by the constructor.
 
+    Args:
+        quantised: tensors may also be codes and scales.
+
     Raises:
         ModelLoadError: a file is absent, cut short or damaged, or a tensor has a type that
-            is no plain weight.
+            is not allowed.
     """
 
-    def __init__(self, files: list[Path], weight_map: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        files: list[Path],
+        weight_map: Mapping[str, str] | None = None,
+        *,
+        quantised: bool = False,
+    ) -> None:
+        dtypes = DTYPES | CODE_DTYPES if quantised else DTYPES
         self.files = files
         self.num_bytes_read = 0
         self._entries: dict[str, TensorEntry] = {}
         self._header_hashes: dict[Path, str] = {}
         for file in files:
             header, data_start, self._header_hashes[file] = read_safetensors_header(file)
-            for name, entry in _entries(file, header, data_start):
+            for name, entry in _entries(file, header, data_start, dtypes):
                 if weight_map is not None and weight_map.get(name) != file.name:
                     continue
                 if name in self._entries:
@@ -125,7 +141,7 @@ class SafetensorsCheckpoint:
             )
 
     @classmethod
-    def of_folder(cls, folder: Path) -> "SafetensorsCheckpoint":
+    def of_folder(cls, folder: Path, *, quantised: bool = False) -> "SafetensorsCheckpoint":
         """The model's weights in a Hugging Face folder: by index, else model.safetensors, else all.
 
         Raises:
@@ -140,16 +156,19 @@ class SafetensorsCheckpoint:
                 raise ModelLoadError(
                     f"{index} names files that are not there: {some_of(absent)}; download them"
                 )
-            return cls(files, weight_map)
+            return cls(files, weight_map, quantised=quantised)
         if (folder / MODEL_NAME).is_file():
-            return cls([folder / MODEL_NAME])
+            return cls([folder / MODEL_NAME], quantised=quantised)
         files = sorted(folder.glob("*.safetensors"))
         if not files:
             raise ModelLoadError(_no_weights(folder))
-        return cls(files)
+        return cls(files, quantised=quantised)
 
     def names(self) -> list[str]:
         return list(self._entries)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self._entries[name].dtype
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entries[name].shape
@@ -162,7 +181,7 @@ class SafetensorsCheckpoint:
         # whole file is closed, which would double the peak while a model loads.
         entry = self._entries[name]
         part = complete_index(entry.shape, index)
-        tensor = torch.empty(part_shape(part), dtype=DTYPES[entry.dtype])
+        tensor = torch.empty(part_shape(part), dtype=entry.dtype)
         run_len, starts = contiguous_runs(entry.shape, part)
         run_bytes = run_len * tensor.itemsize
         buffer = memoryview(tensor.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
@@ -226,19 +245,21 @@ def read_safetensors_header(file: Path) -> tuple[dict[str, Any], int, str]:
 
 
 def _entries(
-    file: Path, header: dict[str, Any], data_start: int
+    file: Path, header: dict[str, Any], data_start: int, dtypes: Mapping[str, torch.dtype]
 ) -> Iterator[tuple[str, TensorEntry]]:
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        dtype, shape = entry["dtype"], tuple(entry["shape"])
+        shape = tuple(entry["shape"])
+        dtype = dtypes.get(entry["dtype"])
         start, end = entry["data_offsets"]
-        if dtype not in DTYPES:
+        if dtype is None:
+            hint = " without a quantization_config in config.json" if dtypes == DTYPES else ""
             raise ModelLoadError(
-                f"tensor {name} in {file} has type {dtype}; allowed are {', '.join(DTYPES)} "
-                "(quantised checkpoints are not supported)"
+                f"tensor {name} in {file} has type {entry['dtype']}; allowed are "
+                f"{', '.join(dtypes)}{hint}"
             )
-        if end - start != prod(shape) * DTYPES[dtype].itemsize:
+        if end - start != prod(shape) * dtype.itemsize:
             raise ModelLoadError(f"tensor {name} in {file} has {end - start} bytes for {shape}")
         yield name, TensorEntry(file, dtype, shape, data_start + start, end - start)
 

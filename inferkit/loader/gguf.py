@@ -84,6 +84,10 @@ class GGUFCheckpoint:
     def names(self) -> list[str]:
         return list(self._tensors)
 
+    def dtype(self, name: str) -> torch.dtype:
+        del name
+        return torch.float32
+
     def shape(self, name: str) -> tuple[int, ...]:
         # GGUF counts dimensions from the innermost.
         return tuple(int(size) for size in reversed(self._tensors[name].shape))

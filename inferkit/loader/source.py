@@ -15,6 +15,7 @@ from inferkit.core.errors import ModelLoadError
 from inferkit.core.hf_config import ConfigFile
 from inferkit.loader.base_loader import Progress, no_progress
 from inferkit.loader.checkpoint import Checkpoint, SafetensorsCheckpoint, some_of
+from inferkit.loader.dequantize import check_quantization, dequantized
 from inferkit.loader.embedded import MARKER_NAME, PREFIX, embedded_folder
 from inferkit.loader.gguf import GGUFCheckpoint
 from inferkit.loader.hub import HUB_ID, fetch_from_hub
@@ -39,14 +40,19 @@ class ModelSource:
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
-        """The weights.
+        """The weights; quantised ones as the plain ones that they stand for.
 
         Raises:
-            ModelLoadError: there are none, or they are damaged.
+            ModelLoadError: there are none, they are damaged, or quantised in another way.
         """
         if self.gguf_file is not None:
             return GGUFCheckpoint(self.gguf_file)
-        return SafetensorsCheckpoint.of_folder(self.directory)
+        quantization = self.config.get("quantization_config")
+        if quantization is None:
+            return SafetensorsCheckpoint.of_folder(self.directory)
+        check_quantization(quantization, self.config.origin)
+        checkpoint = SafetensorsCheckpoint.of_folder(self.directory, quantised=True)
+        return dequantized(checkpoint, quantization, self.config.origin)
 
     @cached_property
     def config(self) -> ConfigFile:

@@ -29,6 +29,7 @@ def assert_reads(checkpoint: SafetensorsCheckpoint, expected: dict[str, torch.Te
     assert set(checkpoint.names()) == set(expected)
     for name, tensor in expected.items():
         assert checkpoint.shape(name) == tuple(tensor.shape)
+        assert checkpoint.dtype(name) == tensor.dtype
         assert checkpoint.num_bytes(name) == tensor.nbytes
         read = checkpoint.read(name)
         assert read.dtype == tensor.dtype
@@ -217,8 +218,28 @@ def test_offsets_must_fit_the_shape(tmp_path: Path) -> None:
 
 def test_a_quantised_tensor_is_refused(tmp_path: Path) -> None:
     save_file({"w": torch.zeros(4, dtype=torch.float8_e4m3fn)}, tmp_path / "model.safetensors")
-    with pytest.raises(ModelLoadError, match="w in .* has type F8_E4M3; allowed are F64, F32, F16"):
+    message = "w in .* has type F8_E4M3; allowed are F64, F32, F16, BF16 without a quantization_c"
+    with pytest.raises(ModelLoadError, match=message):
         SafetensorsCheckpoint.of_folder(tmp_path)
+
+
+def test_codes_are_read_where_they_are_allowed(tmp_path: Path) -> None:
+    tensors = {
+        "f8": torch.arange(24).view(6, 4).to(torch.float8_e4m3fn),
+        "u8": torch.arange(24, dtype=torch.uint8).view(6, 4),
+        "i4": torch.zeros(2, dtype=torch.int32),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match="i4 in .* has type I32; .* BF16, F8_E4M3, U8$"):
+        SafetensorsCheckpoint.of_folder(tmp_path, quantised=True)
+    del tensors["i4"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = SafetensorsCheckpoint.of_folder(tmp_path, quantised=True)
+    for name, tensor in tensors.items():
+        part = checkpoint.read(name, slice(2, 4), slice(1, 3))
+        assert part.dtype == checkpoint.dtype(name) == tensor.dtype
+        assert torch.equal(part.view(torch.uint8), tensor[2:4, 1:3].view(torch.uint8))
+    assert checkpoint.num_bytes_read == 8
 
 
 def test_pickles_are_refused_with_the_way_out(tmp_path: Path) -> None:
