@@ -71,6 +71,23 @@ def tiny_hf_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
     yield make
 
 
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Callable[[int], Any]]:
+    """`ranks(4)` is a pool of four joined processes; see tests/ranks.py."""
+    from tests.ranks import RankPool
+
+    pools: dict[int, RankPool] = {}
+
+    def get(world_size: int) -> RankPool:
+        if world_size not in pools:
+            pools[world_size] = RankPool(world_size)
+        return pools[world_size]
+
+    yield get
+    for pool in pools.values():
+        pool.close()
+
+
 def save_byte_tokenizer(directory: Path) -> int:
     """Write the byte-level tokenizer into `directory`; returns its vocabulary size."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

@@ -51,4 +51,10 @@ class ForwardMetaData:
     """[Rp] row of the contiguous cache of each request (models without a cache spec); 0 = null."""
     attention_mask: "torch.Tensor | None" = None
     is_warm_up: bool = False
+    dp_num_tokens: tuple[int, ...] | None = None
+    """Tp of every DP rank, where DP ranks compute together (lock-step); else None."""
+    dp_num_sampled: tuple[int, ...] | None = None
+    """S of every DP rank, likewise."""
+    dp_is_prefill: bool = False
+    """Some DP rank that computes with this one still computes a prompt."""
     cp_metadata: Any = None

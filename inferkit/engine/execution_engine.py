@@ -2,11 +2,14 @@
 
 import logging
 
-from inferkit.core.batch import Batch, dummy_batch
+import torch
+
+from inferkit.core.batch import Batch, BatchRow, dummy_batch
+from inferkit.core.request import TokenLogprobs
 from inferkit.core.step_output import StepOutput
 from inferkit.engine.inputs import InputBuilder
 from inferkit.engine.model_worker import ModelWorker
-from inferkit.engine.sampler import Sampler
+from inferkit.engine.sampler import Sampler, SamplerOutput
 from inferkit.kv_cache.kv_cache_manager import KVCacheManager
 
 logger = logging.getLogger(__name__)
@@ -45,6 +48,7 @@ class ExecutionEngine:
             platform=self.worker.platform,
             dtype=self.worker.ctx.dtype_name,
             exe_mode=self.worker.exe_mode,
+            comm=self.worker.ctx.comm,
         )
 
     def warm_up(self, *, max_tokens: int, max_num_requests: int) -> None:
@@ -74,7 +78,7 @@ class ExecutionEngine:
         if batch.is_dummy:
             return StepOutput(next_tokens={}, inference_time=seconds, inference_time_main=seconds)
         rows = [row for row in batch.rows if row.samples]
-        sampled = self.sampler.sample(logits_SV, rows)
+        sampled = self._sample(logits_SV, rows)
         return StepOutput(
             next_tokens={
                 row.request_id: [token_id]
@@ -89,3 +93,17 @@ class ExecutionEngine:
             inference_time=seconds,
             inference_time_main=seconds,
         )
+
+    def _sample(self, logits_SV: torch.Tensor, rows: list[BatchRow]) -> SamplerOutput:
+        """Tokens of the rows. One rank of each DP rank draws and tells the others, so that they
+        stay alike; only it has logprobs."""
+        comm = self.worker.ctx.comm
+        if comm.layout.attn_tp_size == 1:
+            return self.sampler.sample(logits_SV, rows)
+        token_ids = torch.empty(len(rows), dtype=torch.int64)
+        logprobs: list[TokenLogprobs | None] = [None] * len(rows)
+        if comm.is_dp_leader:
+            sampled = self.sampler.sample(logits_SV, rows)
+            token_ids, logprobs = torch.tensor(sampled.token_ids), sampled.logprobs
+        token_ids = comm.group("tp_cpu_group").broadcast(token_ids)
+        return SamplerOutput(token_ids=token_ids.tolist(), logprobs=logprobs)

@@ -14,6 +14,7 @@ from inferkit.core.forward_metadata import ForwardMetaData
 from inferkit.engine.exe_mode import Eager
 from inferkit.kv_cache.kv_cache_manager import KVCacheManager
 from inferkit.layers.attention import CONTIGUOUS_KEY
+from inferkit.parallel.comm_manager import CommManager
 from inferkit.platforms.base import Platform
 
 
@@ -30,12 +31,19 @@ class InputBuilder:
     """Builds packed inputs; block tables and slots come from the KV cache manager."""
 
     def __init__(
-        self, *, kv_cache: KVCacheManager, platform: Platform, dtype: str, exe_mode: Eager
+        self,
+        *,
+        kv_cache: KVCacheManager,
+        platform: Platform,
+        dtype: str,
+        exe_mode: Eager,
+        comm: CommManager | None = None,
     ) -> None:
         self.kv_cache = kv_cache
         self.platform = platform
         self.dtype = dtype
         self.exe_mode = exe_mode
+        self.comm = comm or CommManager()
 
     def build(self, batch: Batch, *, is_warm_up: bool = False) -> ModelInputs:
         rows = batch.rows
@@ -65,6 +73,7 @@ class InputBuilder:
                 in_null_block = np.arange(num_padding) % manager.block_size
                 slots[key] = np.concatenate((slots[key], in_null_block))
 
+        dp_counts = self._dp_counts(len(input_ids), int(samples.sum()), batch.is_prefill)
         tables = self.kv_cache.block_tables(table_rows)
         device_slots = {key: self._tensor(values) for key, values in slots.items()}
         plans = {
@@ -104,8 +113,20 @@ class InputBuilder:
             if is_contiguous
             else None,
             is_warm_up=is_warm_up,
+            dp_num_tokens=None if dp_counts is None else tuple(dp_counts[:, 0].tolist()),
+            dp_num_sampled=None if dp_counts is None else tuple(dp_counts[:, 1].tolist()),
+            dp_is_prefill=batch.is_prefill if dp_counts is None else bool(dp_counts[:, 2].any()),
         )
         return ModelInputs(self._tensor(input_ids), self._tensor(positions), metadata)
+
+    def _dp_counts(
+        self, num_tokens: int, num_sampled: int, is_prefill: bool
+    ) -> torch.Tensor | None:
+        """[DP ranks, 3] of these figures, where DP ranks compute together."""
+        if not self.comm.joins_dp_ranks:
+            return None
+        own = torch.tensor([[num_tokens, num_sampled, is_prefill]])
+        return self.comm.group("dp_group").all_gather(own)
 
     def _tensor(self, values: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.platform.device)

@@ -17,8 +17,10 @@ from inferkit.engine.profiler import NullProfiler, Profiler
 from inferkit.layers.attention import CONTIGUOUS_KEY
 from inferkit.layers.context import ModelContext
 from inferkit.layers.linear import Linear
+from inferkit.layers.moe.experts import LocalExperts
 from inferkit.loader.base_loader import BaseModelLoader
 from inferkit.loader.source import ModelSource
+from inferkit.parallel.comm_manager import CommManager
 from inferkit.platforms.base import Platform
 
 logger = logging.getLogger(__name__)
@@ -44,10 +46,12 @@ class ModelWorker:
         exe_mode: Eager,
         profiler: Profiler | NullProfiler,
         progress: Callable[[int, int], None],
+        comm: CommManager,
+        force_eplb: bool = False,
     ) -> None:
         self.platform = platform
         self.make_model = make_model
-        self.ctx = ModelContext(platform=platform, dtype=dtype, block_size=block_size)
+        self.ctx = ModelContext(platform=platform, dtype=dtype, block_size=block_size, comm=comm)
         self.loader = loader
         self.source = source
         self.exe_mode = exe_mode
@@ -64,7 +68,7 @@ class ModelWorker:
         self.loader.load(self.model, self.source, progress=self.progress)
         self.num_weight_bytes = sum(p.nbytes for p in self.model.parameters())
         for module in self.model.modules():
-            if isinstance(module, Linear):
+            if isinstance(module, Linear | LocalExperts):
                 module.pack()
 
     def cache_specs(self, max_model_len: int) -> list[CacheSpec]:

@@ -1,20 +1,24 @@
 """What every layer of a model is built with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from inferkit.parallel.comm_manager import CommManager
 from inferkit.platforms.base import Platform
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelContext:
-    """Device, number type and cache geometry of the model under construction."""
+    """Device, number type, cache geometry and ranks of the model under construction."""
 
     platform: Platform
     dtype: torch.dtype
     block_size: int
+    comm: CommManager = field(default_factory=CommManager)
+    force_eplb: bool = False
+    """Replace the choice of experts by a perfectly balanced one."""
 
     @property
     def factory(self) -> dict[str, Any]:

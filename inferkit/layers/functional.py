@@ -3,6 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from inferkit.core.forward_metadata import ForwardMetaData
+
 
 def silu_and_mul(gate_up_T2I: torch.Tensor) -> torch.Tensor:
     """[T, 2I] -> [T, I]: silu of the first half times the second (SwiGLU, arXiv 2002.05202)."""
@@ -23,3 +25,8 @@ def apply_rotary(x_TND: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> t
     """Rotate the two halves of each head (RoPE, arXiv 2104.09864, in the half-split order)."""
     half = x_TND.shape[-1] // 2
     return torch.addcmul(x_TND * cos, torch.roll(x_TND, half, dims=-1), sin)
+
+
+def sampled_rows(x_TH: torch.Tensor, metadata: ForwardMetaData) -> torch.Tensor:
+    """[T, H] -> [S, H]: the rows whose logits this DP rank samples."""
+    return x_TH[metadata.logits_indices]

@@ -11,11 +11,16 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import torch
 
 from inferkit.config.schema import InferenceConfig
+from inferkit.core.batch import dummy_batch
 from inferkit.core.errors import InferkitError, RequestError
+from inferkit.core.place import RankPlace
 from inferkit.core.protocols import Clock
 from inferkit.core.request import FinishReason, Request
 from inferkit.core.sampling_params import MAX_SEED, SamplingParams
@@ -27,6 +32,7 @@ from inferkit.scheduler.step_record import StepRecord
 
 logger = logging.getLogger(__name__)
 
+Item = TypeVar("Item")
 OnStep = Callable[[StepRecord, int], None]
 """Called after each step with its record and the number of requests finished so far."""
 
@@ -34,8 +40,13 @@ OnStep = Callable[[StepRecord, int], None]
 class OfflineInference:
     """One rank's offline loop. Construction loads the model; `generate` may be called repeatedly.
 
+    With several ranks each constructs one and calls `generate` with the same arguments. The DP
+    ranks share the prompts out; every rank returns all results.
+
     Args:
         config: from `load_config` (automatic values resolved).
+        place: of this process among the ranks; None = from the variables of torchrun or srun,
+            else it is the only one.
         run_dir: where profiler traces go.
         progress, stage: see `assemble`.
     """
@@ -45,15 +56,18 @@ class OfflineInference:
         config: InferenceConfig,
         *,
         clock: Clock = time.monotonic,
+        place: RankPlace | None = None,
         run_dir: Path | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
         stage: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.config = config
         self.clock = clock
-        self.parts = assemble(config, clock=clock, run_dir=run_dir, progress=progress, stage=stage)
+        self.parts = assemble(
+            config, clock=clock, place=place, run_dir=run_dir, progress=progress, stage=stage
+        )
         self.step_records: list[StepRecord] = []
-        """Steps of the last `generate`."""
+        """Steps of the last `generate` on this DP rank; on all of them once it has returned."""
         self.requests: list[Request] = []
         """Requests of the last `generate`, in the order of its prompts."""
         self._request_ids = itertools.count()
@@ -78,38 +92,75 @@ class OfflineInference:
         many = _as_list(prompts)
         params = self._sampling_params(sampling_params, len(many))
         processor = OutputProcessor(self.parts.tokenizer)
+        seeds = self._draw_seeds(params)
         self.requests = [
-            self._make_request(prompt, param) for prompt, param in zip(many, params, strict=True)
+            self._make_request(prompt, param, seed)
+            for prompt, param, seed in zip(many, params, seeds, strict=True)
         ]
         self.step_records = []
-        scheduler = self.parts.scheduler
+        scheduler, comm = self.parts.scheduler, self.parts.comm
+        share = slice(comm.dp_rank, None, comm.layout.attn_dp_size)
+        own = self.requests[share]
         try:
-            for request, prompt in zip(self.requests, many, strict=True):
+            for request, prompt in zip(own, many[share], strict=True):
                 scheduler.add_request(request)
                 processor.add(request, prompt)
-            while scheduler.has_work:
+            while self._has_work():
                 self._step(processor, on_step)
         finally:
-            for request in self.requests:
+            for request in own:
                 scheduler.abort(request.request_id)
                 scheduler.forget(request.request_id)
-        return [processor.result(request) for request in self.requests]
+        return self._gather([processor.result(request) for request in own])
+
+    def _has_work(self) -> bool:
+        """Whether this rank must take another step, be it only to let another one do so."""
+        has_work, comm = self.parts.scheduler.has_work, self.parts.comm
+        if not comm.joins_dp_ranks:
+            return has_work
+        return bool(comm.group("dp_group").max(has_work))
 
     def _step(self, processor: OutputProcessor, on_step: OnStep) -> None:
         scheduler = self.parts.scheduler
         result = scheduler.run_step(self.parts.engine)
-        if result is None:
+        if result is None and scheduler.has_work:
             raise InferkitError(
                 f"{len(scheduler.waiting_queue)} requests wait but none can run "
                 f"(kv {self.parts.kv_cache.format_usage()}); are blocks pinned?"
             )
+        if result is None:
+            # Other DP ranks have work left and enter collectives: a missing rank dead-locks them.
+            self.parts.engine.forward_batch(dummy_batch(num_computed_tokens=1))
+            return
         for request_id, token_ids in result.new_tokens.items():
             if processor.process(request_id, token_ids):
                 scheduler.finish_request(request_id, FinishReason.STOP)
-        self.step_records.append(result.record)
-        on_step(result.record, len(scheduler.finished_requests))
+        record = replace(result.record, dp_rank=self.parts.comm.dp_rank)
+        self.step_records.append(record)
+        on_step(record, len(scheduler.finished_requests))
 
-    def _make_request(self, prompt: Prompt, params: SamplingParams) -> Request:
+    def _gather(self, results: list[GenerationResult]) -> list[GenerationResult]:
+        """Results, requests and steps of all DP ranks, in the order of the prompts."""
+        comm = self.parts.comm
+        if comm.world.size == 1:
+            return results
+        share = (self.requests[comm.dp_rank :: comm.layout.attn_dp_size], results)
+        own = (*share, self.step_records) if comm.is_dp_leader else None
+        shares = [part for part in comm.world.all_gather_objects(own) if part is not None]
+        self.requests = _interleave([part[0] for part in shares])
+        self.step_records = [record for part in shares for record in part[2]]
+        return _interleave([part[1] for part in shares])
+
+    def _draw_seeds(self, params: Sequence[SamplingParams]) -> list[int]:
+        """The seed of each request; one that gives none gets a drawn one, equal on all ranks."""
+        drawn = torch.tensor([secrets.randbelow(MAX_SEED) for _ in params], dtype=torch.int64)
+        drawn = self.parts.comm.world.broadcast(drawn)
+        return [
+            seed if param.seed is None else param.seed
+            for param, seed in zip(params, drawn.tolist(), strict=True)
+        ]
+
+    def _make_request(self, prompt: Prompt, params: SamplingParams, seed: int) -> Request:
         token_ids = render_prompt(self.parts.tokenizer, prompt)
         num_kept = min(len(token_ids), self.config.data.input_truncated_len)
         if num_kept < len(token_ids):
@@ -126,7 +177,6 @@ class OfflineInference:
                     f"{name}: token ids {wrong[:5]} are outside the model's vocabulary; allowed is "
                     f"0 to {vocab_size - 1}"
                 )
-        seed = params.seed if params.seed is not None else secrets.randbelow(MAX_SEED)
         return Request(
             request_id=next(self._request_ids),
             prompt_token_ids=token_ids[:num_kept],
@@ -161,6 +211,11 @@ def default_sampling_params(config: InferenceConfig) -> SamplingParams:
         seed=data.seed,
         max_tokens=config.scheduler.max_new_tokens,
     )
+
+
+def _interleave(shares: list[list[Item]]) -> list[Item]:
+    """Undo `items[rank::num_ranks]`."""
+    return [item for row in itertools.zip_longest(*shares) for item in row if item is not None]
 
 
 def _as_list(prompts: Any) -> list[Prompt]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import psutil
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import TCPStore
 
 from inferkit.core.errors import ConfigError
 from inferkit.core.parallel_layout import (
@@ -32,12 +31,15 @@ TIMEOUT = datetime.timedelta(minutes=30)
 
 
 def join_ranks(place: RankPlace, *, backend: str) -> None:
-    """Meet all ranks of the run; returns when everybody is there. `leave_ranks` undoes it."""
-    if place.world_size == 1:
+    """Meet all ranks of the run; returns when everybody is there. `leave_ranks` undoes it.
+
+    Ranks that have met already (a second model in the same processes) stay as they are.
+    """
+    if place.world_size == 1 or dist.is_initialized():
         return
     # gloo would resolve the host name, which need not be an address that others can reach.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(place.local_ip))
-    store = TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined]
         place.master_addr, place.master_port, place.world_size, place.rank == 0, timeout=TIMEOUT
     )
     dist.init_process_group(

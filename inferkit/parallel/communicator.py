@@ -105,6 +105,14 @@ class Communicator:
             self.timer.add(start_s)
         return x
 
+    def min(self, value: int) -> int:
+        """The smallest of the ranks' values, which live on the host."""
+        return int(self.all_reduce(torch.tensor(value), dist.ReduceOp.MIN))
+
+    def max(self, value: int) -> int:
+        """The largest of the ranks' values, which live on the host."""
+        return int(self.all_reduce(torch.tensor(value), dist.ReduceOp.MAX))
+
     def all_gather_objects(self, value: Any) -> list[Any]:
         """Picklable values of all ranks in rank order; for set-up and results, not for steps."""
         if self.size == 1:

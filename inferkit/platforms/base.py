@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from inferkit.core.place import RankPlace
 from inferkit.platforms.paged_cache import PagedCache
 
 
@@ -20,6 +21,8 @@ class Platform(ABC):
 
     name: str
     device: torch.device
+    comm_backend: str
+    """torch.distributed backend of collectives between devices of this kind."""
 
     def __init__(
         self,
@@ -36,8 +39,11 @@ class Platform(ABC):
         self.cache = PagedCache(device=self.device)
 
     @abstractmethod
-    def start(self) -> None:
-        """Bind this process to its device; call once, before any tensor is made."""
+    def start(self, place: RankPlace) -> None:
+        """Bind this process to its device; call once, before any tensor is made.
+
+        `place` says which of the node's devices it is, and with how many ranks it shares the node.
+        """
 
     @abstractmethod
     def synchronize(self) -> None:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from inferkit.core.errors import ConfigError
 from inferkit.core.host import available_memory
+from inferkit.core.place import RankPlace
 from inferkit.platforms.base import Platform
 
 
@@ -18,20 +19,27 @@ class CpuPlatform(Platform):
 
     name = "cpu"
     device = torch.device("cpu")
+    comm_backend = "gloo"
+    num_ranks = 1
+    """Ranks that share the memory and the cores of this node."""
 
-    def start(self) -> None:
-        torch.set_num_threads(self.num_threads or usable_cores())
+    def start(self, place: RankPlace) -> None:
+        self.num_ranks = place.local_world_size
+        num_threads = max(1, usable_cores() // self.num_ranks)
+        torch.set_num_threads(self.num_threads or num_threads)
 
     def synchronize(self) -> None:
         """Operators have finished when they return."""
 
     def free_memory(self) -> int:
-        free_bytes = self.device_memory or available_memory()
+        if self.device_memory:
+            return self.device_memory
+        free_bytes = available_memory()
         if free_bytes is None:
             raise ConfigError(
                 "the free memory of this system is unknown; set platform.device_memory"
             )
-        return free_bytes
+        return free_bytes // self.num_ranks
 
     def peak_memory(self) -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

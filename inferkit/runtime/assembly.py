@@ -14,6 +14,8 @@ from inferkit.config.model_files import arch_of, check_architecture, check_user_
 from inferkit.config.schema import InferenceConfig
 from inferkit.config.space import ConfigSpace
 from inferkit.core.errors import ConfigError
+from inferkit.core.parallel_layout import ParallelLayout
+from inferkit.core.place import RankPlace
 from inferkit.core.protocols import Clock
 from inferkit.engine.execution_engine import ExecutionEngine
 from inferkit.engine.model_worker import ModelWorker
@@ -24,6 +26,7 @@ from inferkit.loader.base_loader import BaseModelLoader
 from inferkit.loader.byte_tokenizer import make_byte_tokenizer
 from inferkit.loader.dummy_loader import DummyModelLoader
 from inferkit.loader.source import ModelSource, resolve_source
+from inferkit.parallel.comm_manager import CommManager, join_ranks
 from inferkit.platforms.base import Platform
 from inferkit.scheduler.scheduler import Scheduler
 
@@ -42,12 +45,14 @@ class Assembly:
     kv_cache: KVCacheManager
     scheduler: Scheduler
     profiler: Profiler | NullProfiler
+    comm: CommManager
 
 
 def assemble(
     config: InferenceConfig,
     *,
     clock: Clock,
+    place: RankPlace | None = None,
     run_dir: Path | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     stage: Callable[[str], None] = lambda text: None,
@@ -56,13 +61,21 @@ def assemble(
 
     Args:
         config: automatic values are resolved already.
+        place: of this process among the ranks (None = it is the only one). Every rank assembles
+            at the same time: they meet here.
         run_dir: where profiler traces go; None = no traces.
         progress: called with (bytes done, bytes in all) while weights load.
         stage: called with a word or two at each stage of the start.
     """
     targets = config.allowed_targets
+    place = place or RankPlace()
+    check_world_size(config, place)
     platform: Platform = build(config.platform, allowed_targets=targets, key="platform")
-    platform.start()
+    platform.start(place)
+    join_ranks(place, backend=platform.comm_backend)
+    comm = CommManager(
+        ParallelLayout.of(config.parallel), rank=place.rank, backend=platform.comm_backend
+    )
 
     stage("resolving model")
     source = None
@@ -80,13 +93,13 @@ def assemble(
         )
     else:
         loader = DummyModelLoader(seed=config.data.seed or 0)
-    if config.model.enable_profiler and run_dir is not None:
+    if config.model.enable_profiler and run_dir is not None and comm.rank == 0:
         profiler: Profiler | NullProfiler = Profiler(
             output_dir=run_dir / "prof", activities=platform.profiler_activities()
         )
     else:
         profiler = NullProfiler()
-        if config.model.enable_profiler:
+        if config.model.enable_profiler and comm.rank == 0:
             logger.warning("model.enable_profiler=true has no effect without a run directory")
     model_class = get_target(config.model._target_, allowed_targets=targets, key="model._target_")
     worker = ModelWorker(
@@ -99,6 +112,8 @@ def assemble(
         exe_mode=build(config.exe_mode, allowed_targets=targets, key="exe_mode"),
         profiler=profiler,
         progress=progress,
+        comm=comm,
+        force_eplb=config.model.force_eplb,
     )
     engine: ExecutionEngine = build(
         config.engine,
@@ -119,7 +134,7 @@ def assemble(
         specs=engine.cache_specs,
         max_model_len=config.engine.max_model_len,
         max_num_requests=max_num_requests,
-        free_bytes=platform.free_memory(),
+        free_bytes=comm.world.min(platform.free_memory()),  # equal pools on all ranks
     )
     engine.init_cache(kv_cache)
     scheduler: Scheduler = build(
@@ -145,7 +160,23 @@ def assemble(
         kv_cache=kv_cache,
         scheduler=scheduler,
         profiler=profiler,
+        comm=comm,
     )
+
+
+def check_world_size(config: InferenceConfig, place: RankPlace) -> None:
+    """The configuration is for as many ranks as there are.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    world_size = config.parallel.world_size
+    if world_size != place.world_size:
+        raise ConfigError(
+            f"parallel.world_size={world_size} is configured, but this process is rank "
+            f"{place.rank} of {place.world_size}; `python -m inferkit` starts the ranks itself, "
+            f"torchrun needs --nproc-per-node {world_size} on one node"
+        )
 
 
 def read_arch(config: InferenceConfig, source: ModelSource | None) -> Any:

@@ -31,3 +31,5 @@ class StepRecord:
     """Wall time of the whole step: scheduling, inputs, forward, sampling, bookkeeping."""
     inference_time_s: float
     """The forward's part of it."""
+    dp_rank: int = 0
+    """Whose step it is; DP ranks count theirs independently."""

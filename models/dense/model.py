@@ -13,11 +13,20 @@ from torch import nn
 
 from inferkit.core.cache_spec import CacheSpec
 from inferkit.core.forward_metadata import ForwardMetaData
+from inferkit.core.parallel_layout import HeadLayout
 from inferkit.layers.attention import Attention
 from inferkit.layers.context import ModelContext
-from inferkit.layers.embedding import Embedding
-from inferkit.layers.functional import apply_rotary, expand_rotary, silu_and_mul
-from inferkit.layers.linear import Linear, LMHead, MergedLinear
+from inferkit.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from inferkit.layers.functional import (
+    apply_rotary,
+    expand_rotary,
+    sampled_rows,
+)
+from inferkit.layers.linear import (
+    OutputProjection,
+    QKVParallelLinear,
+)
+from inferkit.layers.mlp import GatedMLP
 from inferkit.layers.norm import RMSNorm
 from inferkit.layers.rotary import RotaryEmbedding
 from inferkit.models.dense.arch import DenseArch
@@ -28,17 +37,19 @@ Rotary = tuple[torch.Tensor, torch.Tensor]
 class DenseAttention(nn.Module):
     def __init__(self, arch: DenseArch, layer_idx: int, ctx: ModelContext) -> None:
         super().__init__()
-        self.num_heads = arch.num_attention_heads
-        self.num_kv_heads = arch.num_key_value_heads
-        self.head_dim = arch.head_dim
-        self.qkv_proj = MergedLinear(
-            arch.hidden_size,
-            {"q": arch.q_size, "k": arch.kv_size, "v": arch.kv_size},
-            bias=arch.attention_bias,
-            ctx=ctx,
+        heads = HeadLayout(
+            num_heads=arch.num_attention_heads,
+            num_kv_heads=arch.num_key_value_heads,
+            tp_size=ctx.comm.layout.attn_tp_size,
         )
-        self.o_proj = Linear(
-            arch.q_size, arch.hidden_size, bias=arch.attention_output_bias, ctx=ctx
+        self.num_heads = heads.num_local_heads
+        self.num_kv_heads = heads.num_local_kv_heads
+        self.head_dim = arch.head_dim
+        self.qkv_proj = QKVParallelLinear(
+            arch.hidden_size, heads, arch.head_dim, bias=arch.attention_bias, ctx=ctx
+        )
+        self.o_proj = OutputProjection(
+            heads, arch.head_dim, arch.hidden_size, bias=arch.attention_output_bias, ctx=ctx
         )
         self.has_qk_norm = arch.qk_norm
         if arch.qk_norm:
@@ -49,7 +60,7 @@ class DenseAttention(nn.Module):
     def make_attention(self, arch: DenseArch, layer_idx: int, ctx: ModelContext) -> Attention:
         return Attention(
             layer_idx=layer_idx,
-            num_kv_heads=arch.num_key_value_heads,
+            num_kv_heads=self.num_kv_heads,
             head_dim=arch.head_dim,
             window=arch.layer_windows[layer_idx],
             ctx=ctx,
@@ -68,21 +79,7 @@ class DenseAttention(nn.Module):
         qk = apply_rotary(qk, *rotary)
         q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
         out_TND = self.attention(q, k, v, forward_metadata)
-        out_TH: torch.Tensor = self.o_proj(out_TND.reshape(len(x_TH), -1))
-        return out_TH
-
-
-class DenseMLP(nn.Module):
-    def __init__(self, arch: DenseArch, ctx: ModelContext) -> None:
-        super().__init__()
-        size = arch.intermediate_size
-        self.gate_up_proj = MergedLinear(
-            arch.hidden_size, {"gate": size, "up": size}, bias=arch.mlp_bias, ctx=ctx
-        )
-        self.down_proj = Linear(size, arch.hidden_size, bias=arch.mlp_bias, ctx=ctx)
-
-    def forward(self, x_TH: torch.Tensor) -> torch.Tensor:
-        out_TH: torch.Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(x_TH)))
+        out_TH: torch.Tensor = self.o_proj(out_TND.reshape(len(x_TH), -1), forward_metadata)
         return out_TH
 
 
@@ -92,22 +89,27 @@ class DenseLayer(nn.Module):
     def __init__(self, arch: DenseArch, layer_idx: int, ctx: ModelContext) -> None:
         super().__init__()
         self.self_attn = self.attention_class(arch, layer_idx, ctx)
-        self.mlp = DenseMLP(arch, ctx)
+        self.mlp = self.make_mlp(arch, layer_idx, ctx)
         self.input_layernorm = RMSNorm(arch.hidden_size, arch.rms_norm_eps, ctx=ctx)
         self.post_attention_layernorm = RMSNorm(arch.hidden_size, arch.rms_norm_eps, ctx=ctx)
+
+    def make_mlp(self, arch: DenseArch, layer_idx: int, ctx: ModelContext) -> nn.Module:
+        return GatedMLP(arch.hidden_size, arch.intermediate_size, bias=arch.mlp_bias, ctx=ctx)
 
     def forward(
         self, x_TH: torch.Tensor, rotary: Rotary, forward_metadata: ForwardMetaData
     ) -> torch.Tensor:
         x_TH = x_TH + self.self_attn(self.input_layernorm(x_TH), rotary, forward_metadata)
-        out_TH: torch.Tensor = x_TH + self.mlp(self.post_attention_layernorm(x_TH))
+        out_TH: torch.Tensor = x_TH + self.mlp(
+            self.post_attention_layernorm(x_TH), forward_metadata
+        )
         return out_TH
 
 
 class DenseModel(nn.Module):
     def __init__(self, arch: DenseArch, layer_class: type[DenseLayer], ctx: ModelContext) -> None:
         super().__init__()
-        self.embed_tokens = Embedding(arch.vocab_size, arch.hidden_size, ctx=ctx)
+        self.embed_tokens = VocabParallelEmbedding(arch.vocab_size, arch.hidden_size, ctx=ctx)
         self.layers = nn.ModuleList(
             layer_class(arch, idx, ctx) for idx in range(arch.num_hidden_layers)
         )
@@ -132,8 +134,11 @@ class DenseForCausalLM(nn.Module):
         self.arch = arch
         self.dtype = ctx.dtype
         self.model = DenseModel(arch, self.layer_class, ctx)
-        tied = self.model.embed_tokens.weight if arch.tie_word_embeddings else None
-        self.lm_head = LMHead(arch.hidden_size, arch.vocab_size, tied_weight=tied, ctx=ctx)
+        tied = self.model.embed_tokens if arch.tie_word_embeddings else None
+        self.lm_head = ParallelLMHead(arch.hidden_size, arch.vocab_size, tied=tied, ctx=ctx)
+        if tied is not None:
+            # A head that is divided otherwise than the embedding has its own share of it.
+            self.tied_tensors = {"model.embed_tokens.weight": "lm_head.weight"}
         self.rotary = RotaryEmbedding.from_arch(arch)
 
     def cache_specs(self) -> list[CacheSpec] | None:
@@ -150,13 +155,13 @@ class DenseForCausalLM(nn.Module):
         **kwargs: Any,
     ) -> torch.Tensor:
         """Packed [T] ids and positions -> [S, V] float32, one row per `logits_indices` entry."""
-        x_TH = self.model.embed_tokens(input_ids)
+        x_TH = self.model.embed_tokens(input_ids, forward_metadata)
         cos_TD, sin_TD = self.rotary(position_ids, forward_metadata.prompt_len)
         rotary = expand_rotary(cos_TD, sin_TD, self.dtype)
         for layer in self.model.layers:
             x_TH = layer(x_TH, rotary, forward_metadata)
-        x_SH = self.model.norm(x_TH[forward_metadata.logits_indices])
-        logits_SV: torch.Tensor = self.lm_head(x_SH)
+        x_SH = self.model.norm(sampled_rows(x_TH, forward_metadata))
+        logits_SV: torch.Tensor = self.lm_head(x_SH, forward_metadata)
         return logits_SV
 
     def expected_tensors(self) -> dict[str, tuple[int, ...]]:

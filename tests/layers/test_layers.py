@@ -4,13 +4,24 @@ import torch.nn.functional as F
 
 from inferkit.layers.attention import Attention, ContiguousAttention
 from inferkit.layers.context import ModelContext
-from inferkit.layers.embedding import Embedding
+from inferkit.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from inferkit.layers.functional import apply_rotary, expand_rotary, silu_and_mul
-from inferkit.layers.linear import Linear, LMHead, MergedLinear
+from inferkit.layers.linear import Linear, MergedColumnParallelLinear
 from inferkit.layers.norm import RMSNorm
 from inferkit.platforms.cpu import CpuPlatform
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+class Stored:
+    """A tensor that stands in for one of a checkpoint."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+        self.shape = tuple(tensor.shape)
+
+    def read(self, *index):
+        return self.tensor[index]
 
 
 def make_context(dtype=torch.float32, **platform):
@@ -51,11 +62,12 @@ def test_packing_leaves_no_second_copy():
 
 
 def test_merged_shards_land_in_order():
-    layer = MergedLinear(4, {"q": 6, "k": 2, "v": 2}, bias=True, ctx=make_context())
+    sizes = {"q": 6, "k": 2, "v": 2}
+    layer = MergedColumnParallelLinear(4, sizes, bias=True, kind="dense", ctx=make_context())
     for parameter in (layer.weight, layer.bias):
         for number, (name, size) in enumerate(layer.shard_sizes.items()):
             shard = torch.full((size, *parameter.shape[1:]), float(number))
-            parameter.weight_loader(parameter, shard, name)
+            parameter.weight_loader(parameter, Stored(shard), name)
     expected = torch.tensor([0.0] * 6 + [1.0] * 2 + [2.0] * 2)
     assert torch.equal(layer.bias, expected)
     assert torch.equal(layer.weight, expected[:, None].expand(10, 4))
@@ -64,13 +76,13 @@ def test_merged_shards_land_in_order():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_tied_head_reads_the_embedding_and_gives_float32(dtype):
     ctx = make_context(dtype)
-    embedding = Embedding(50, 32, ctx=ctx)
-    head = LMHead(32, 50, tied_weight=embedding.weight, ctx=ctx)
+    embedding = VocabParallelEmbedding(50, 32, ctx=ctx)
+    head = ParallelLMHead(32, 50, tied=embedding, ctx=ctx)
     fill(embedding)  # after the head was made, as a loader does
     assert dict(head.named_parameters()) == {}
     head.pack()
     x = torch.randn(3, 32).to(dtype)
-    logits = head(x)
+    logits = head(x, None)
     assert logits.dtype is torch.float32
     expected = x.float() @ embedding.weight.float().T
     torch.testing.assert_close(logits, expected, atol=2e-2, rtol=2e-2)

@@ -1,0 +1,1 @@
+"""Mixture of experts: who computes which tokens (tokens), how they travel (dispatch), experts."""

@@ -1,0 +1,92 @@
+"""A mixture-of-experts layer over any split: tensor parallel, expert parallel, and both.
+
+A family gives the router; this layer brings tokens and experts together. With one expert group
+(`moe_ep_size` 1) every rank has a slice of all experts, else some experts whole or in slices.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from inferkit.core.forward_metadata import ForwardMetaData
+from inferkit.layers.context import ModelContext
+from inferkit.layers.functional import silu_and_mul
+from inferkit.layers.moe.balance import ExpertLoad, balanced_ids
+from inferkit.layers.moe.dispatch import run_exact, run_fixed, run_local
+from inferkit.layers.moe.experts import Activation, LocalExperts
+from inferkit.layers.moe.tokens import MoETokens
+
+
+class Router(Protocol):
+    """`router(x [G, H])` -> (weights [G, K] float32, expert ids [G, K] int64)."""
+
+    def __call__(self, x_GH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+class ExpertParallelMoE(nn.Module):
+    """Routed experts of one layer.
+
+    Subclasses or users pass a router module; its weights are the same on every rank.
+    """
+
+    experts_class: type[LocalExperts] = LocalExperts
+
+    def __init__(
+        self,
+        *,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        bias: bool = False,
+        activation: Activation = silu_and_mul,
+        ctx: ModelContext,
+    ) -> None:
+        super().__init__()
+        self.ep_group = ctx.comm.group("moe_ep_group")
+        self.fixed_group = ctx.comm.group("moe_ep_group_mc2")
+        self.tp_group = ctx.comm.group("moe_tp_group")
+        self.tokens = MoETokens(ctx)
+        self.force_eplb = ctx.force_eplb
+        self.load = ExpertLoad(num_experts, ctx.platform.device)
+        self.experts = self.experts_class(
+            num_experts,
+            hidden_size,
+            intermediate_size,
+            bias=bias,
+            activation=activation,
+            ctx=ctx,
+        )
+
+    def route(self, x_GH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(weights [G, K] float32, expert ids [G, K] int64) of tokens; a family's own."""
+        raise NotImplementedError
+
+    def forward(self, x_TH: torch.Tensor, metadata: ForwardMetaData) -> torch.Tensor:
+        num_tokens = len(x_TH)
+        x_GH = self.tokens.bring(x_TH, metadata)
+        weights_GK, ids_GK = self.route(x_GH)
+        if self.force_eplb:
+            ids_GK = balanced_ids(
+                ids_GK,
+                num_experts=self.load.num_experts,
+                ep_size=self.ep_group.size,
+                ep_rank=self.ep_group.rank,
+                is_prefill=metadata.dp_is_prefill,
+            )
+        self.load.add(ids_GK, metadata)
+        if self.ep_group.size == 1:
+            out_GH = run_local(x_GH, weights_GK, ids_GK, self.experts)
+        elif metadata.dp_is_prefill:
+            out_GH = run_exact(x_GH, weights_GK, ids_GK, self.experts, self.ep_group)
+        else:
+            out_GH = run_fixed(
+                x_GH,
+                weights_GK,
+                ids_GK,
+                self.experts,
+                self.fixed_group,
+                self.tokens.max_brought(num_tokens, metadata),
+            )
+        out_GH = self.tp_group.all_reduce(out_GH)
+        return self.tokens.take(out_GH, num_tokens, metadata)
