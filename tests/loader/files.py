@@ -81,7 +81,11 @@ def unpacked(model: nn.Module) -> dict[str, torch.Tensor]:
         if packed is None:
             tensors[name] = parameter.data
             continue
-        sizes = model.get_submodule(name.rpartition(".")[0]).shard_sizes
+        module = model.get_submodule(name.rpartition(".")[0])
+        if packed == "qkv_proj":
+            sizes = {key: len(heads) * module.head_dim for key, (_, heads) in module.shards.items()}
+        else:
+            sizes = module.shard_sizes
         pieces = dict(zip(sizes, parameter.data.split(list(sizes.values())), strict=True))
         for hf_part, shard in parts[packed].items():
             tensors[name.replace(packed, hf_part)] = pieces[shard]
