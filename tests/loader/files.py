@@ -18,6 +18,7 @@ from inferkit.layers.context import ModelContext
 from inferkit.loader.embedded import EmbeddedModel
 from inferkit.models.dense import model as dense
 from inferkit.models.dense.arch import parse_arch
+from inferkit.parallel.comm_manager import CommManager
 from inferkit.platforms.cpu import CpuPlatform
 
 GGUF_LAYER_NAMES = {
@@ -51,10 +52,16 @@ class InMemory:
         return self.tensor[index]
 
 
-def make_model(config: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> nn.Module:
+def make_model(
+    config: Mapping[str, Any],
+    dtype: torch.dtype = torch.float32,
+    comm: CommManager | None = None,
+) -> nn.Module:
     """The model class of a config.json with parameters that no loader has filled: all NaN."""
     arch = parse_arch(config, origin="config.json")
-    ctx = ModelContext(platform=CpuPlatform(), dtype=dtype, block_size=16)
+    ctx = ModelContext(
+        platform=CpuPlatform(), dtype=dtype, block_size=16, comm=comm or CommManager()
+    )
     model: nn.Module = getattr(dense, arch.architecture)(arch, ctx=ctx)
     for parameter in model.parameters():
         parameter.data.fill_(float("nan"))

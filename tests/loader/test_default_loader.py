@@ -12,8 +12,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from inferkit.core.errors import ModelLoadError
+from inferkit.core.parallel_layout import TP_SIZES, ParallelLayout
 from inferkit.loader.default_loader import DefaultModelLoader
 from inferkit.loader.source import resolve_source
+from inferkit.parallel.comm_manager import CommManager
 from tests.loader.files import hf_tensors, make_model, unpacked
 
 Make = Callable[..., Path]
@@ -82,6 +84,39 @@ def test_a_tied_head_is_the_embedding(
     head = model.get_submodule("lm_head").weight
     assert torch.equal(head, tensors["model.embed_tokens.weight"])
     assert head.data_ptr() == model.get_parameter("model.embed_tokens.weight").data_ptr()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tp_size", [2, 4])
+def test_a_rank_reads_its_share_of_the_bytes(
+    tp_size: int, tied: bool, tiny_hf_model: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing is sent while a model loads, so its groups need no other processes.
+    monkeypatch.setattr("torch.distributed.new_group", lambda *args, **kwargs: None)
+    folder = tiny_hf_model("llama", tie_word_embeddings=tied)
+    tensors = hf_tensors(folder)
+    config = json.loads((folder / "config.json").read_text())
+    sizes = {f"{kind}_tp_size": tp_size for kind in TP_SIZES}
+    layout = ParallelLayout(world_size=tp_size, **sizes)
+    read = []
+    for rank in range(tp_size):
+        source = resolve_source(str(folder))
+        model = make_model(source.config, comm=CommManager(layout, rank=rank))
+        DefaultModelLoader().load(model, source)
+        read.append(source.checkpoint.num_bytes_read)
+        assert not any(parameter.isnan().any() for parameter in model.parameters())
+    whole = sum(tensor.nbytes for name, tensor in tensors.items() if "norm" in name)
+    kv = sum(t.nbytes for name, t in tensors.items() if ".k_proj." in name or ".v_proj." in name)
+    split = sum(tensor.nbytes for tensor in tensors.values()) - whole - kv
+    row_bytes = 4 * config["hidden_size"]
+    num_vocab_tensors = 1 if tied else 2
+    split -= num_vocab_tensors * config["vocab_size"] * row_bytes
+    share = -(-config["vocab_size"] // tp_size)
+    for rank, num_bytes in enumerate(read):
+        rows = min(share, config["vocab_size"] - rank * share)
+        vocab_bytes = num_vocab_tensors * rows * row_bytes
+        kv_bytes = kv // min(tp_size, config["num_key_value_heads"])
+        assert num_bytes == whole + split // tp_size + kv_bytes + vocab_bytes, rank
 
 
 def test_progress_counts_bytes_to_the_end(tiny_hf_model: Make) -> None:
