@@ -10,6 +10,7 @@ from inferkit.config.components import check_components
 from inferkit.config.faults import Fault, Findings
 from inferkit.config.memory import check_memory
 from inferkit.config.model_files import ModelFiles, read_model_files
+from inferkit.config.model_rules import check_model
 from inferkit.config.overrides import compose_checked
 from inferkit.config.resolve import resolve_automatic
 from inferkit.config.rules import check_rules
@@ -67,8 +68,9 @@ class Checker:
             # Sizes mean something only where all else is right.
             resolved = resolve_automatic(cfg)
             sizes = Findings(warnings=findings.warnings)
-            check_context(resolved, files, sizes)
-            check_memory(resolved, files, sizes)
+            if files.arch is not None:
+                check_model(resolved, files.arch, sizes)
+                check_memory(resolved, files.arch, sizes)
             faults += sizes.faults
         return Checked(
             faults=tuple(faults),
@@ -85,22 +87,6 @@ class Checker:
         if key not in self._files:
             self._files[key] = read_model_files(cfg, self.space.model_targets)
         return self._files[key]
-
-
-def check_context(resolved: InferenceConfig, files: ModelFiles, findings: Findings) -> None:
-    """A request may not be longer than the positions that the model knows."""
-    if files.arch is None:
-        return
-    limit, positions = resolved.engine.max_model_len, int(files.arch.max_context_len)
-    if limit > positions:
-        data, scheduler = resolved.data, resolved.scheduler
-        problem = f"the model knows {positions} positions; allowed is <= {positions}"
-        if limit == data.input_truncated_len + scheduler.max_new_tokens:
-            problem += (
-                f" (it is data.input_truncated_len={data.input_truncated_len} + "
-                f"scheduler.max_new_tokens={scheduler.max_new_tokens}; lower one of them)"
-            )
-        findings.refuse("engine.max_model_len", limit, problem, use=positions)
 
 
 def add_new(faults: list[Fault], found: Iterable[Fault]) -> None:

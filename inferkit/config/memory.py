@@ -1,41 +1,44 @@
-"""Whether weights and KV cache fit into the memory of this machine. Torch-free."""
+"""Whether a rank's weights and KV cache fit into the memory of this machine. Torch-free."""
+
+from typing import Any
 
 from inferkit.config.faults import Fault, Findings, Fix
-from inferkit.config.model_files import ModelFiles
 from inferkit.config.resolve import CPU_PLATFORM
 from inferkit.config.schema import InferenceConfig
+from inferkit.config.shares import RankShare
 from inferkit.core.host import available_memory
+from inferkit.core.parallel_layout import ParallelLayout
 
 
-def check_memory(resolved: InferenceConfig, files: ModelFiles, findings: Findings) -> None:
+def rank_share(resolved: InferenceConfig, arch: Any) -> RankShare:
+    """What a rank holds of a model of this shape."""
+    layout = ParallelLayout.of(resolved.parallel)
+    return RankShare(arch=arch, layout=layout, dtype=resolved.model.dtype.value)
+
+
+def check_memory(resolved: InferenceConfig, arch: Any, findings: Findings) -> None:
     """A fault where the model cannot run, a warning where requests will have to wait.
 
-    Only on a CPU, or where platform.device_memory is given; else the worker asks its device.
+    Only on a CPU, whose memory the ranks of a node share, or where platform.device_memory is
+    given; else the worker asks its device.
     """
-    memory = resolved.platform.device_memory
+    memory, num_ranks = resolved.platform.device_memory, resolved.parallel.ranks_per_node
     if not memory and resolved.platform._target_ == CPU_PLATFORM:
-        memory = available_memory() or 0
-    if files.arch is None or not memory:
+        memory = (available_memory() or 0) // num_ranks
+    if not memory:
         return
-    dtype = resolved.model.dtype.value
-    weights = files.weight_bytes(dtype)
+    share = rank_share(resolved, arch)
+    weights = share.weight_bytes
     if weights > memory:
-        findings.faults.append(
-            Fault(
-                key="model",
-                problem=f"its weights take {mib(weights)} in {dtype}, but only {mib(memory)} are "
-                "available; choose a smaller model or model.dtype",
-                related=("platform.device_memory",),
-            )
-        )
+        findings.faults.append(_too_big(resolved, weights, memory))
         return
     block_size = resolved.kv_cache.block_size
-    per_block = files.kv_bytes_per_token(dtype) * block_size
+    per_block = share.kv_bytes_per_token * block_size
     if resolved.kv_cache.num_blocks:
         _check_pool(resolved, per_block, memory - weights, findings)
         return
     room = int((memory - weights) * resolved.kv_cache.mem_fraction)
-    longest = _longest(resolved, files)
+    longest = cached_len(resolved, arch)
     blocks = -(-longest // block_size)
     if (blocks + 1) * per_block > room:
         fitting = max(0, room // per_block - 1) * block_size
@@ -56,6 +59,22 @@ def check_memory(resolved: InferenceConfig, files: ModelFiles, findings: Finding
         )
 
 
+def _too_big(resolved: InferenceConfig, weights: int, memory: int) -> Fault:
+    dtype, world_size = resolved.model.dtype.value, resolved.parallel.world_size
+    if world_size == 1:
+        problem = (
+            f"its weights take {mib(weights)} in {dtype}, but only {mib(memory)} are available"
+        )
+        choose = "choose a smaller model or model.dtype"
+    else:
+        problem = (
+            f"its weights take {mib(weights)} in {dtype} on each of {world_size} ranks, but only "
+            f"{mib(memory)} are available to a rank"
+        )
+        choose = "choose a smaller model or model.dtype, or another parallel=<option>"
+    return Fault(key="model", problem=f"{problem}; {choose}", related=("platform.device_memory",))
+
+
 def _check_pool(resolved: InferenceConfig, per_block: int, room: int, findings: Findings) -> None:
     num_blocks = resolved.kv_cache.num_blocks
     if num_blocks * per_block > room:
@@ -72,10 +91,10 @@ def _check_pool(resolved: InferenceConfig, per_block: int, room: int, findings: 
         )
 
 
-def _longest(resolved: InferenceConfig, files: ModelFiles) -> int:
-    """Tokens that one request keeps in the cache, over all layers on average."""
+def cached_len(resolved: InferenceConfig, arch: Any) -> int:
+    """Tokens that the longest request keeps in the cache, over all layers on average."""
     limit = resolved.engine.max_model_len
-    windows: tuple[int | None, ...] = getattr(files.arch, "layer_windows", ())
+    windows: tuple[int | None, ...] = getattr(arch, "layer_windows", ())
     kept = [
         limit if window is None else min(limit, window + resolved.kv_cache.block_size)
         for window in windows

@@ -12,7 +12,6 @@ from typing import Any
 from inferkit.config.faults import Fault, Fix
 from inferkit.config.schema import InferenceConfig
 from inferkit.config.targets import OWN_PREFIX
-from inferkit.core.cache_spec import DTYPE_BYTES
 from inferkit.core.errors import ConfigError
 
 EMBEDDED = re.compile(r"pypi:[A-Za-z0-9._-]+==[A-Za-z0-9.]+")
@@ -29,12 +28,6 @@ class ModelFiles:
     arch: Any = None
     """The family's architecture object; None where the files are not here yet."""
     faults: list[Fault] = field(default_factory=list)
-
-    def weight_bytes(self, dtype: str) -> int:
-        return int(self.arch.num_parameters) * DTYPE_BYTES[dtype]
-
-    def kv_bytes_per_token(self, dtype: str) -> int:
-        return int(self.arch.kv_bytes_per_token(dtype))
 
 
 def read_model_files(cfg: InferenceConfig, model_targets: Mapping[str, str]) -> ModelFiles:

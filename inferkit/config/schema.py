@@ -150,7 +150,13 @@ class ParallelConfig:
 
     @property
     def embed_dp_size(self) -> int:
+        """Copies of the embedding: world_size / embed_tp_size."""
         return self.world_size // self.embed_tp_size
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks that share a node: devices_per_node, or all of them."""
+        return self.devices_per_node or self.world_size
 
 
 @dataclass(kw_only=True)

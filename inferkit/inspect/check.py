@@ -1,40 +1,116 @@
 """The verb `check`: what a configuration comes to, without running it."""
 
+import json
+from collections.abc import Iterator
+from typing import Any
+
 from inferkit.config.check import Checked
 from inferkit.config.faults import show
-from inferkit.config.memory import mib
-from inferkit.config.model_files import class_name
+from inferkit.config.memory import cached_len, mib, rank_share
+from inferkit.config.model_files import CONFIG_FILE, EMBEDDED, arch_of, class_name
+from inferkit.config.schema import InferenceConfig
+from inferkit.config.shares import RankShare
+from inferkit.core.errors import ConfigError
+from inferkit.core.parallel_layout import HeadLayout, ParallelLayout, contiguous
+from inferkit.inspect.groups import group_texts, ranks_text
+from inferkit.loader.cache import cache_dir
 
 UNKNOWN = "known once its files are here"
+
+Rows = Iterator[tuple[str, str]]
 
 
 def summary(checked: Checked) -> str:
     """Lines of derived values of a configuration that can run."""
-    cfg, files = checked.config, checked.files
+    cfg = checked.config
     assert cfg is not None, "only a configuration without faults has a summary"
-    dtype = cfg.model.dtype.value
-    longest = cfg.engine.max_model_len
+    arch = checked.files.arch or cached_arch(cfg)
+    rows = [*_configuration(cfg), *_ranks(cfg), *_model(cfg, arch)]
+    width = max(len(name) for name, _ in rows) + 2
+    return "\n".join(f"  {name:<{width}}{value}" for name, value in rows)
+
+
+def cached_arch(cfg: InferenceConfig) -> Any:
+    """The shape of an embedded model that was fetched before, or None."""
+    path = cfg.model.path or ""
+    if not EMBEDDED.fullmatch(path):
+        return None
+    file = cache_dir() / path.removeprefix("pypi:").replace("==", "-") / CONFIG_FILE
+    try:
+        return arch_of(cfg.model._target_, json.loads(file.read_text("utf-8")))
+    except (OSError, ValueError, ConfigError):
+        return None  # the run will fetch it, or say what is wrong with it
+
+
+def _configuration(cfg: InferenceConfig) -> Rows:
     per_rank = cfg.batch_size_per_dp_rank
-    if files.arch is None:
-        weights = per_token = UNKNOWN
-    else:
-        parameters = int(files.arch.num_parameters)
-        weights = f"{mib(files.weight_bytes(dtype))} ({parameters:,} parameters)"
-        num_bytes = files.kv_bytes_per_token(dtype)
-        per_token = (
-            f"{num_bytes:,} bytes per token, {mib(num_bytes * longest * per_rank)} for "
-            f"{per_rank} x {longest} tokens"
-        )
     chunked = "chunked prefill" if cfg.scheduler.enable_chunked_prefill else "whole prompts"
-    rows = {
-        "model": f"{cfg.model.name} ({class_name(cfg.model._target_)}, {dtype})",
-        "path": show(cfg.model.path),
-        "platform": class_name(cfg.platform._target_),
-        "ranks": f"{cfg.parallel.world_size}",
-        "request length": f"at most {longest} tokens",
-        "batch": f"{cfg.scheduler.batch_size} requests, batch_size_per_dp_rank={per_rank}",
-        "step": f"{cfg.scheduler.max_prefill_tokens} tokens, {chunked}",
-        "weights": weights,
-        "KV cache": f"{per_token}, blocks of {cfg.kv_cache.block_size}",
-    }
-    return "\n".join(f"  {name:<15}{value}" for name, value in rows.items())
+    yield "model", f"{cfg.model.name} ({class_name(cfg.model._target_)}, {cfg.model.dtype.value})"
+    yield "path", show(cfg.model.path)
+    yield "platform", class_name(cfg.platform._target_)
+    yield "request length", f"at most {cfg.engine.max_model_len} tokens"
+    yield "batch", f"{cfg.scheduler.batch_size} requests, batch_size_per_dp_rank={per_rank}"
+    yield "step", f"{cfg.scheduler.max_prefill_tokens} tokens, {chunked}"
+
+
+def _ranks(cfg: InferenceConfig) -> Rows:
+    parallel = cfg.parallel
+    if parallel.world_size == 1:
+        yield "ranks", "1"
+        return
+    sizes = {name: getattr(parallel, name) for name in ("attn_dp_size", "embed_dp_size")}
+    sizes["moe_ep_size"] = parallel.moe_ep_size
+    text = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    yield "ranks", f"{parallel.world_size}: {text}"
+    if len(parallel.node_ips) > 1:
+        nodes = contiguous(parallel.world_size, parallel.ranks_per_node)
+        yield from (
+            (f"node {ip}", ranks_text(ranks))
+            for ip, ranks in zip(parallel.node_ips, nodes, strict=True)
+        )
+    yield from group_texts(ParallelLayout.of(parallel)).items()
+
+
+def _model(cfg: InferenceConfig, arch: Any) -> Rows:
+    if arch is None:
+        yield "weights", UNKNOWN
+        yield "KV cache", UNKNOWN
+        return
+    share, is_alone = rank_share(cfg, arch), cfg.parallel.world_size == 1
+    of_rank = "" if is_alone else " per rank"
+    if share.heads is not None and not is_alone:
+        yield "heads", _heads(share.heads)
+    if share.num_experts:
+        yield "experts", f"{share.num_experts} in a layer, {share.num_local_experts} per rank"
+    parameters = f"{int(arch.num_parameters):,} parameters in all"
+    yield "weights", f"{mib(share.weight_bytes)}{of_rank} ({parameters})"
+    yield "KV cache", f"{share.kv_bytes_per_token:,} bytes per token{of_rank}"
+    yield "KV blocks", _blocks(cfg, share)
+
+
+def _heads(heads: HeadLayout) -> str:
+    query = _padded(heads.num_heads, heads.padded_heads)
+    kv = _padded(heads.num_kv_heads, heads.padded_kv_heads)
+    text = f"query heads {query}, {heads.num_local_heads} per rank; KV heads {kv}, "
+    text += f"{heads.num_local_kv_heads} per rank"
+    if heads.num_replicas > 1:
+        text += f", each on {heads.num_replicas} ranks"
+    return text
+
+
+def _padded(count: int, padded: int) -> str:
+    return f"{count}" if padded == count else f"{count} -> {padded} padded"
+
+
+def _blocks(cfg: InferenceConfig, share: RankShare) -> str:
+    """Memory is taken in whole blocks; the null block is one more."""
+    kv_cache, num_requests = cfg.kv_cache, cfg.batch_size_per_dp_rank
+    per_block = share.kv_bytes_per_token * kv_cache.block_size
+    of_request = -(-cached_len(cfg, share.arch) // kv_cache.block_size)
+    text = f"{of_request} of {kv_cache.block_size} tokens per request, "
+    if kv_cache.num_blocks:
+        return f"{text}{kv_cache.num_blocks} in the pool: {mib(kv_cache.num_blocks * per_block)}"
+    kept = 2 if kv_cache.enable_prefix_cache else 1
+    wanted = num_requests * of_request * kept + 1
+    text += f"{wanted} for {num_requests} requests and the null block"
+    return f"{text}: {mib(wanted * per_block)}"

@@ -1,6 +1,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from inferkit.config import memory
 from inferkit.config.check import Checked, Checker
 from inferkit.config.memory import mib
 
@@ -14,6 +17,11 @@ def fault(checked: Checked) -> str:
     return str(found)
 
 
+def weight_bytes(checked: Checked) -> int:
+    """Of the whole model in bfloat16."""
+    return 2 * int(checked.files.arch.num_parameters)
+
+
 def test_weights_that_do_not_fit(checker: Checker, make_model: Callable[..., Path]) -> None:
     checked = check(checker, make_model(), "platform.device_memory=1000")
 
@@ -25,7 +33,7 @@ def test_one_request_must_fit_beside_the_weights(
     checker: Checker, make_model: Callable[..., Path]
 ) -> None:
     model = make_model()
-    weights = check(checker, model).files.weight_bytes("bfloat16")
+    weights = weight_bytes(check(checker, model))
     # 256 bytes of KV per token, blocks of 128 tokens, 3 blocks and the null block
     per_block = 256 * 128
     enough = weights + 4 * per_block
@@ -43,7 +51,7 @@ def test_a_batch_that_must_wait_is_a_warning(
     checker: Checker, make_model: Callable[..., Path]
 ) -> None:
     model = make_model()
-    weights = check(checker, model).files.weight_bytes("bfloat16")
+    weights = weight_bytes(check(checker, model))
 
     checked = check(
         checker,
@@ -61,7 +69,7 @@ def test_a_batch_that_must_wait_is_a_warning(
 
 def test_a_pool_of_a_given_size_must_fit(checker: Checker, make_model: Callable[..., Path]) -> None:
     model = make_model()
-    weights = check(checker, model).files.weight_bytes("bfloat16")
+    weights = weight_bytes(check(checker, model))
     memory_size = f"platform.device_memory={weights + 5 * 256 * 128}"
 
     assert check(checker, model, memory_size, "kv_cache.num_blocks=5").faults == ()
@@ -75,11 +83,64 @@ def test_a_sliding_window_needs_less_than_the_whole_request(
 ) -> None:
     model = make_model("MistralForCausalLM", sliding_window=64, max_position_embeddings=100_000)
     base = ["model=mistral", f"model.path={model}", "engine.max_model_len=50000"]
-    weights = checker.check_overrides(base).files.weight_bytes("bfloat16")
+    weights = weight_bytes(checker.check_overrides(base))
 
     checked = checker.check_overrides([*base, f"platform.device_memory={weights + 40 * 256 * 128}"])
 
     assert checked.faults == ()
+
+
+def test_a_rank_holds_a_share_of_weights_and_cache(
+    checker: Checker, make_model: Callable[..., Path]
+) -> None:
+    model = make_model()
+    share = -(-weight_bytes(check(checker, model)) // 2)
+    # One KV head of two: 128 bytes of KV per token, 3 blocks and the null block.
+    enough = share + 4 * 128 * 128
+    options = ["parallel=tp2", "kv_cache.mem_fraction=1.0", "scheduler.batch_size=1"]
+
+    exact = check(checker, model, *options, f"platform.device_memory={enough}")
+    short = check(checker, model, *options, f"platform.device_memory={enough - 1}")
+    tiny = check(checker, model, *options, f"platform.device_memory={share - 1}")
+
+    assert exact.faults == ()
+    assert "engine.max_model_len=288: the KV cache of one request takes" in fault(short)
+    assert "in bfloat16 on each of 2 ranks, but only" in fault(tiny)
+    assert "or another parallel=<option>" in fault(tiny)
+
+
+@pytest.mark.parametrize(
+    ("options", "num_ranks"),
+    [
+        (["parallel=tp4"], 4),
+        (
+            [
+                "parallel=tp4",
+                "parallel.node_ips=[a,b]",
+                "parallel.devices_per_node=2",
+                "parallel.master_port=29500",
+            ],
+            2,
+        ),
+    ],
+)
+def test_ranks_of_a_node_share_the_memory_of_a_cpu(
+    checker: Checker,
+    make_model: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    num_ranks: int,
+) -> None:
+    model = make_model()
+    share = weight_bytes(check(checker, model)) // 4
+    # Two KV heads on four ranks: 128 bytes of KV per token, 3 blocks and the null block.
+    enough = num_ranks * (share + 4 * 128 * 128)
+    options = [*options, "kv_cache.mem_fraction=1.0", "scheduler.batch_size=1"]
+
+    monkeypatch.setattr(memory, "available_memory", lambda: enough)
+    assert check(checker, model, *options).faults == ()
+    monkeypatch.setattr(memory, "available_memory", lambda: enough - num_ranks)
+    assert "engine.max_model_len" in fault(check(checker, model, *options))
 
 
 def test_mib() -> None:

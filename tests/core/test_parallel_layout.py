@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferkit.core.parallel_layout import (
@@ -170,6 +170,7 @@ def test_a_layout_of_a_parallel_node() -> None:
 # Membership, at any size.
 
 
+@settings(deadline=None)
 @given(layouts())
 def test_every_rank_is_in_one_group_of_each_partition(layout: ParallelLayout) -> None:
     for name, groups in layout.partitions.items():
@@ -178,6 +179,7 @@ def test_every_rank_is_in_one_group_of_each_partition(layout: ParallelLayout) ->
         assert all(list(ranks) == sorted(ranks) for ranks in groups), name
 
 
+@settings(deadline=None)
 @given(layouts())
 def test_groups_have_the_size_of_their_name(layout: ParallelLayout) -> None:
     sizes = {f"{kind}_tp_group": layout.tp_size(kind) for kind in TP_SIZES}
@@ -195,6 +197,7 @@ def test_groups_have_the_size_of_their_name(layout: ParallelLayout) -> None:
         assert {len(ranks) for ranks in found.get(name, ())} <= {size}, name
 
 
+@settings(deadline=None)
 @given(layouts())
 def test_expert_parallel_ranks_are_strided(layout: ParallelLayout) -> None:
     partitions, stride = layout.partitions, layout.moe_tp_size
@@ -203,6 +206,7 @@ def test_expert_parallel_ranks_are_strided(layout: ParallelLayout) -> None:
     assert partitions.get("moe_ep_group") == partitions.get("moe_ep_group_mc2")
 
 
+@settings(deadline=None)
 @given(layouts())
 def test_a_tp_and_an_ep_group_meet_in_one_rank(layout: ParallelLayout) -> None:
     """So each rank holds one share of one set of experts, and all shares are held."""
@@ -214,6 +218,7 @@ def test_a_tp_and_an_ep_group_meet_in_one_rank(layout: ParallelLayout) -> None:
         assert [held[rank] for rank in ranks] == [(idx, tp_rank) for idx in range(len(tp_groups))]
 
 
+@settings(deadline=None)
 @given(layouts())
 def test_tp_groups_nest_in_dp_ranks_or_hold_whole_ones(layout: ParallelLayout) -> None:
     for kind in TP_SIZES:
@@ -224,6 +229,7 @@ def test_tp_groups_nest_in_dp_ranks_or_hold_whole_ones(layout: ParallelLayout) -
                 assert len(ranks) == len(dp_ranks) * layout.attn_tp_size
 
 
+@settings(deadline=None)
 @given(layouts())
 def test_a_dp_rank_is_an_attention_group(layout: ParallelLayout) -> None:
     for dp_rank, ranks in enumerate(contiguous(layout.world_size, layout.attn_tp_size)):
@@ -231,6 +237,7 @@ def test_a_dp_rank_is_an_attention_group(layout: ParallelLayout) -> None:
         assert [layout.attn_tp_rank(rank) for rank in ranks] == list(range(layout.attn_tp_size))
 
 
+@settings(deadline=None)
 @given(layouts())
 def test_leaders_are_the_first_ranks_of_their_groups(layout: ParallelLayout) -> None:
     size = layout.attn_tp_size * layout.cp_size
@@ -245,6 +252,7 @@ def test_leaders_are_the_first_ranks_of_their_groups(layout: ParallelLayout) -> 
         assert groups is None
 
 
+@settings(deadline=None)
 @given(layouts())
 def test_dp_groups_join_equal_shares_of_the_attention(layout: ParallelLayout) -> None:
     for ranks in layout.partitions.get("dp_group", ()):
@@ -252,6 +260,7 @@ def test_dp_groups_join_equal_shares_of_the_attention(layout: ParallelLayout) ->
         assert [layout.dp_rank(rank) for rank in ranks] == list(range(layout.attn_dp_size))
 
 
+@settings(deadline=None)
 @given(layouts(), st.sampled_from(TP_SIZES))
 def test_dp_partition_has_one_rank_of_each_dp_rank_of_a_group(
     layout: ParallelLayout, kind: str
@@ -307,6 +316,7 @@ def head_layouts(draw: st.DrawFn) -> HeadLayout:
     )
 
 
+@settings(deadline=None)
 @given(head_layouts())
 def test_every_real_head_is_held_once(layout: HeadLayout) -> None:
     held = [head for rank in range(layout.tp_size) for head in layout.heads(rank)]
@@ -315,6 +325,7 @@ def test_every_real_head_is_held_once(layout: HeadLayout) -> None:
     assert sorted(head for head in held if head is not None) == list(range(layout.num_heads))
 
 
+@settings(deadline=None)
 @given(head_layouts())
 def test_every_kv_head_is_held_by_as_many_ranks_as_share_it(layout: HeadLayout) -> None:
     held = Counter(head for rank in range(layout.tp_size) for head in layout.kv_heads(rank))
@@ -324,6 +335,7 @@ def test_every_kv_head_is_held_by_as_many_ranks_as_share_it(layout: HeadLayout) 
     }
 
 
+@settings(deadline=None)
 @given(head_layouts())
 def test_query_heads_lie_with_their_kv_head(layout: HeadLayout) -> None:
     for rank in range(layout.tp_size):
@@ -336,6 +348,7 @@ def test_query_heads_lie_with_their_kv_head(layout: HeadLayout) -> None:
                 assert kv_heads[idx // share] == head // layout.heads_per_kv_head
 
 
+@settings(deadline=None)
 @given(head_layouts())
 def test_padding_is_the_smallest(layout: HeadLayout) -> None:
     kv_heads, tp_size = layout.padded_kv_heads, layout.tp_size
@@ -347,6 +360,7 @@ def test_padding_is_the_smallest(layout: HeadLayout) -> None:
     assert 0 <= per_kv_head - layout.heads_per_kv_head < layout.num_replicas
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 200))
 def test_padded_size(size: int, tp_size: int) -> None:
     padded = padded_size(size, tp_size)

