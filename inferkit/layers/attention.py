@@ -12,13 +12,18 @@ from torch import nn
 from inferkit.core.cache_spec import CacheKind, CacheSpec
 from inferkit.core.forward_metadata import ForwardMetaData
 from inferkit.layers.context import ModelContext
+from inferkit.layers.context_parallel import write_and_attend
 
 CONTIGUOUS_KEY = "contiguous"
 """Plan key of the contiguous cache: one block of full length per request."""
 
 
 class Attention(nn.Module):
-    """Causal attention with a paged cache, whose tensors the engine binds before the first step."""
+    """Causal attention with a paged cache, whose tensors the engine binds before the first step.
+
+    `sinks` [N] is a parameter of the module around it, which loads it: one logit per query head
+    that joins the softmax's denominator.
+    """
 
     def __init__(
         self,
@@ -27,6 +32,7 @@ class Attention(nn.Module):
         num_kv_heads: int,
         head_dim: int,
         window: int | None = None,
+        sinks: torch.Tensor | None = None,
         ctx: ModelContext,
     ) -> None:
         super().__init__()
@@ -34,6 +40,8 @@ class Attention(nn.Module):
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.scale = head_dim**-0.5
+        # A plain attribute: a parameter has one owner.
+        self.sinks_N = None if sinks is None else sinks.data
         kind = CacheKind.FULL if window is None else CacheKind.SLIDING_WINDOW
         self.cache_spec = CacheSpec(
             layer_idx=layer_idx,
@@ -63,8 +71,19 @@ class Attention(nn.Module):
         assert self.k_cache is not None and self.v_cache is not None, "the cache is not bound"
         plan = forward_metadata.attention_plans[self.plan_key]
         cache = (self.k_cache, self.v_cache)
-        self.platform.cache.write(cache, (k_TND, v_TND), plan.slots)
-        return self.platform.cache.attend(q_TND, k_TND, v_TND, cache, plan, self.scale)
+
+        def attend(tokens: slice, cache: tuple[torch.Tensor, ...], plan: Any) -> torch.Tensor:
+            return self.platform.cache.attend(
+                q_TND[tokens],
+                k_TND[tokens],
+                v_TND[tokens],
+                cache,
+                plan,
+                self.scale,
+                self.sinks_N,
+            )
+
+        return write_and_attend(plan, self.platform.cache, cache, (k_TND, v_TND), attend)
 
 
 class ContiguousAttention(Attention):

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from inferkit.core.cache_spec import CacheSpec
+from inferkit.platforms.sinks import attend_with_sinks
 
 TORCH_DTYPES = {
     "float32": torch.float32,
@@ -162,13 +163,17 @@ class PagedCache:
         cache: tuple[torch.Tensor, ...],
         plan: AttentionPlan,
         scale: float,
+        sinks_N: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention of the step's queries; returns [T, Nq, D]. `write` comes before it."""
+        """Attention of the step's queries; returns [T, Nq, D]. `write` comes before it.
+
+        `sinks_N` [Nq] has a logit of each query head that joins its softmax's denominator.
+        """
         k_cache, v_cache = cache
         out = torch.empty_like(q_TND)
         for rows in plan.fresh:
             out[rows.tokens] = _attend_fresh(
-                q_TND[rows.tokens], k_TND[rows.tokens], v_TND[rows.tokens], rows, scale
+                q_TND[rows.tokens], k_TND[rows.tokens], v_TND[rows.tokens], rows, scale, sinks_N
             )
         for row in plan.context:
             out[row.tokens] = _attend_context(
@@ -177,11 +182,14 @@ class PagedCache:
                 torch.cat((_gather(v_cache, row.context_slots), v_TND[row.tokens])),
                 row.bias,
                 scale,
+                sinks_N,
             )
         for group in plan.decode:
             if len(group.tokens) == len(q_TND):
-                return _attend_decode(q_TND, k_cache, v_cache, group, scale)
-            out[group.tokens] = _attend_decode(q_TND[group.tokens], k_cache, v_cache, group, scale)
+                return _attend_decode(q_TND, k_cache, v_cache, group, scale, sinks_N)
+            out[group.tokens] = _attend_decode(
+                q_TND[group.tokens], k_cache, v_cache, group, scale, sinks_N
+            )
         return out
 
 
@@ -189,34 +197,68 @@ def _gather(tensor: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1, *tensor.shape[2:]).index_select(0, slots)
 
 
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sinks: torch.Tensor | None,
+    *,
+    bias: torch.Tensor | None,
+    is_causal: bool = False,
+    scale: float,
+) -> torch.Tensor:
+    """Of [rows, heads, tokens, D] tensors; `sinks` broadcasts to [heads, queries]."""
+    if sinks is not None:
+        return attend_with_sinks(q, k, v, sinks, bias=bias, is_causal=is_causal, scale=scale)
+    return F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=bias,
+        is_causal=is_causal,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+
+
 def _attend_fresh(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: FreshRows, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    rows: FreshRows,
+    scale: float,
+    sinks_N: torch.Tensor | None,
 ) -> torch.Tensor:
     def split(x: torch.Tensor) -> torch.Tensor:
         return x.view(rows.num_rows, -1, *x.shape[1:]).transpose(1, 2)
 
-    out = F.scaled_dot_product_attention(
+    out = _attend(
         split(q),
         split(k),
         split(v),
-        attn_mask=rows.bias,
+        None if sinks_N is None else sinks_N[:, None],
+        bias=rows.bias,
         is_causal=rows.bias is None,
         scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
     )
     return out.transpose(1, 2).reshape(q.shape)
 
 
 def _attend_context(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor,
+    scale: float,
+    sinks_N: torch.Tensor | None,
 ) -> torch.Tensor:
-    out = F.scaled_dot_product_attention(
+    out = _attend(
         q.transpose(0, 1)[None],
         k.transpose(0, 1)[None],
         v.transpose(0, 1)[None],
-        attn_mask=bias,
+        None if sinks_N is None else sinks_N[:, None],
+        bias=bias,
         scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
     )
     return out[0].transpose(0, 1)
 
@@ -227,6 +269,7 @@ def _attend_decode(
     v_cache: torch.Tensor,
     group: DecodeRows,
     scale: float,
+    sinks_N: torch.Tensor | None,
 ) -> torch.Tensor:
     """The G query heads of a KV head stand in for G queries: keys are read once, not G times."""
     num_rows, num_kv_heads = len(group.tokens), k_cache.shape[2]
@@ -234,11 +277,12 @@ def _attend_decode(
     def gather(tensor: torch.Tensor) -> torch.Tensor:
         return _gather(tensor, group.slots).view(num_rows, -1, *tensor.shape[2:]).transpose(1, 2)
 
-    out = F.scaled_dot_product_attention(
+    out = _attend(
         q.view(num_rows, num_kv_heads, -1, q.shape[-1]),
         gather(k_cache),
         gather(v_cache),
-        attn_mask=group.bias,
+        None if sinks_N is None else sinks_N.view(num_kv_heads, -1),
+        bias=group.bias,
         scale=scale,
     )
     return out.reshape(q.shape)

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from inferkit.core.errors import ConfigError
+from inferkit.core.place import RankPlace
 from inferkit.platforms import cpu
 from inferkit.platforms.cpu import CpuPlatform, usable_cores
 
@@ -9,10 +10,23 @@ from inferkit.platforms.cpu import CpuPlatform, usable_cores
 def test_threads_are_what_was_asked_for():
     before = torch.get_num_threads()
     try:
-        CpuPlatform(num_threads=1).start()
+        CpuPlatform(num_threads=1).start(RankPlace())
         assert torch.get_num_threads() == 1
-        CpuPlatform().start()
+        CpuPlatform().start(RankPlace())
         assert torch.get_num_threads() == usable_cores()
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_ranks_of_a_node_share_its_cores_and_its_memory(monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.setattr(cpu, "usable_cores", lambda: 6)
+    monkeypatch.setattr(cpu, "available_memory", lambda: 900)
+    platform = CpuPlatform()
+    try:
+        platform.start(RankPlace(world_size=3, local_world_size=3))
+        assert torch.get_num_threads() == 2
+        assert platform.free_memory() == 300
     finally:
         torch.set_num_threads(before)
 
