@@ -7,6 +7,7 @@ import torch
 from inferkit.core.batch import Batch, BatchRow, dummy_batch
 from inferkit.core.request import TokenLogprobs
 from inferkit.core.step_output import StepOutput
+from inferkit.engine.context_parallel import ContextParallelInputBuilder
 from inferkit.engine.inputs import InputBuilder
 from inferkit.engine.model_worker import ModelWorker
 from inferkit.engine.sampler import Sampler, SamplerOutput
@@ -43,12 +44,14 @@ class ExecutionEngine:
     def init_cache(self, kv_cache: KVCacheManager) -> None:
         """Allocate the pools that the manager sized, and read its tables from now on."""
         self.worker.init_kvcache(self.cache_specs, kv_cache.num_blocks)
-        self._inputs = InputBuilder(
+        comm = self.worker.ctx.comm
+        builder = ContextParallelInputBuilder if comm.layout.cp_size > 1 else InputBuilder
+        self._inputs = builder(
             kv_cache=kv_cache,
             platform=self.worker.platform,
             dtype=self.worker.ctx.dtype_name,
             exe_mode=self.worker.exe_mode,
-            comm=self.worker.ctx.comm,
+            comm=comm,
         )
 
     def warm_up(self, *, max_tokens: int, max_num_requests: int) -> None:

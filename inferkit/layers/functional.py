@@ -29,4 +29,7 @@ def apply_rotary(x_TND: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> t
 
 def sampled_rows(x_TH: torch.Tensor, metadata: ForwardMetaData) -> torch.Tensor:
     """[T, H] -> [S, H]: the rows whose logits this DP rank samples."""
+    if metadata.cp_metadata is not None:
+        rows_SH: torch.Tensor = metadata.cp_metadata.sampled_rows(x_TH)
+        return rows_SH
     return x_TH[metadata.logits_indices]

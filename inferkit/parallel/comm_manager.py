@@ -83,7 +83,7 @@ class CommManager:
         self.rank = rank
         self.backend = backend
         self.timer = CollectiveTimer()
-        self.joins_dp_ranks = False
+        self.joins_dp_ranks = self.layout.cp_size > 1
         """Some layer computes tokens of several DP ranks together, so they run in lock-step."""
         self._groups: dict[str, Communicator] = {}
         self._partitions: dict[str, Partition] = {}

@@ -66,8 +66,10 @@ class LogitsRecorder:
 
     def forward_batch(self, batch: Batch) -> StepOutput:
         output: StepOutput = self.engine.forward_batch(batch)
-        assert output.logits is not None and output.logits.dtype is torch.float32
         self.batches.append(batch)
+        if batch.is_dummy:
+            return output
+        assert output.logits is not None and output.logits.dtype is torch.float32
         sampling_rows = [row for row in batch.rows if row.samples]
         for row, logits in zip(sampling_rows, output.logits, strict=True):
             self.logits.setdefault(row.request_id, []).append(logits.clone())

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -82,7 +84,7 @@ def test_a_tied_head_reads_the_embedding_and_gives_float32(dtype):
     assert dict(head.named_parameters()) == {}
     head.pack()
     x = torch.randn(3, 32).to(dtype)
-    logits = head(x, None)
+    logits = head(x, SimpleNamespace(dp_num_sampled=None))
     assert logits.dtype is torch.float32
     expected = x.float() @ embedding.weight.float().T
     torch.testing.assert_close(logits, expected, atol=2e-2, rtol=2e-2)
