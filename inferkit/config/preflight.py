@@ -2,14 +2,17 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from inferkit.config.check import Checked, Checker
 from inferkit.config.faults import (
     Cell,
     Command,
     Fault,
+    Fix,
     key_of,
     render,
     render_cells,
@@ -17,6 +20,7 @@ from inferkit.config.faults import (
 )
 from inferkit.config.grid import expand, narrowed
 from inferkit.config.overrides import compose_checked, syntax_fault
+from inferkit.config.run_folder import folder_problem
 from inferkit.config.space import ConfigSpace
 from inferkit.config.walk import structure_faults
 
@@ -63,10 +67,11 @@ def preflight(command: Command, space: ConfigSpace) -> Verdict:
     if _is_multirun(command, space):
         return _preflight_sweep(command, checker)
     checked = checker.check_overrides(command.overrides)
-    if not checked.faults:
+    faults = [*checked.faults, *_folder_faults(command, space, "hydra.run.dir")]
+    if not faults:
         return Verdict(warnings=checked.warnings, checked=(checked,))
-    works, is_example = _corrected(command, checked.faults, checker)
-    message = render(checked.faults, works=works, is_example=is_example)
+    works, is_example = _corrected(command, faults, checker)
+    message = render(faults, works=works, is_example=is_example)
     return Verdict(message=message, checked=(checked,))
 
 
@@ -118,6 +123,19 @@ def _hydra(command: Command, space: ConfigSpace) -> DictConfig:
     return compose_checked(space, fixed).hydra
 
 
+def _folder_faults(command: Command, space: ConfigSpace, key: str) -> list[Fault]:
+    """A folder of the user's own choice for the run must be one that can be written."""
+    text = next((text for text in command.overrides if key_of(text) == key), None)
+    if text is None:
+        return []
+    try:
+        folder = OmegaConf.select(_hydra(command, space), key.removeprefix("hydra."))
+    except OmegaConfBaseException:
+        return []  # it depends on what only a running Hydra knows
+    problem = folder_problem(Path(str(folder)))
+    return [Fault(key=key, given=text, problem=problem, fix=Fix(drop=(key,)))] if problem else []
+
+
 def _check_sweep(command: Command, checker: Checker) -> _Sweep:
     space = checker.space
     hydra = _hydra(command, space)
@@ -129,6 +147,7 @@ def _check_sweep(command: Command, checker: Checker) -> _Sweep:
         and not space.parse(text).is_sweep_override()
     ]
     faults = list(compose_checked(space, own).faults)
+    faults += _folder_faults(command, space, "hydra.sweep.dir")
     params = OmegaConf.select(hydra, "sweeper.params") or {}
     cells, found = expand(space, command.overrides, {str(k): str(v) for k, v in params.items()})
     sweep = _Sweep(cells=cells, faults=[*faults, *found])
@@ -180,6 +199,7 @@ def _corrected_sweep(command: Command, sweep: _Sweep, checker: Checker) -> Comma
 
 def _all_faults(command: Command, checker: Checker) -> list[Fault]:
     if not _is_multirun(command, checker.space):
-        return list(checker.check_overrides(command.overrides).faults)
+        folder = _folder_faults(command, checker.space, "hydra.run.dir")
+        return [*checker.check_overrides(command.overrides).faults, *folder]
     sweep = _check_sweep(command, checker)
     return [*sweep.faults, *(fault for found in sweep.by_cell.values() for fault in found)]

@@ -1,6 +1,7 @@
 """A folder of its own for every run, also for runs that start in the same instant."""
 
 import itertools
+import tempfile
 from datetime import datetime
 from pathlib import Path
 
@@ -23,3 +24,17 @@ def make_run_folder(base: Path, now: datetime) -> Path:
         except FileExistsError:
             continue
     raise AssertionError("a count has no end")
+
+
+def folder_problem(folder: Path) -> str:
+    """Why `folder` can be neither used nor made; empty = it can. Leaves nothing behind."""
+    place = folder.absolute()
+    while not place.exists() and not place.is_symlink():
+        place = place.parent
+    if not place.is_dir():
+        return f"cannot be a folder: {place} is a file"
+    try:
+        with tempfile.TemporaryDirectory(prefix=".inferkit-", dir=place):
+            return ""
+    except OSError as error:
+        return f"cannot be written: {place}: {error.strerror}"

@@ -4,12 +4,14 @@ Leaves Hydra's global state alone, so it works inside a notebook or another Hydr
 few Hydra internals that are used here are pinned by tests/config/test_space.py.
 """
 
+import contextlib
 import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
+import yaml
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
@@ -18,7 +20,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import setup_globals
-from hydra.errors import ConfigCompositionException
+from hydra.errors import ConfigCompositionException, HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -90,12 +92,13 @@ class ConfigSpace:
         """
         key = tuple(overrides)
         if key not in self._composed:
-            self._composed[key] = self.loader.load_configuration(
-                config_name=self.config_name,
-                overrides=list(overrides),
-                run_mode=RunMode.RUN,
-                from_shell=False,
-            )
+            with _broken_files_named():
+                self._composed[key] = self.loader.load_configuration(
+                    config_name=self.config_name,
+                    overrides=list(overrides),
+                    run_mode=RunMode.RUN,
+                    from_shell=False,
+                )
         return self._composed[key]
 
     def compose_job(self, overrides: Sequence[str] = ()) -> DictConfig:
@@ -134,7 +137,8 @@ class ConfigSpace:
     @cached_property
     def defaults(self) -> dict[str, str | None]:
         """Group -> option that is chosen where the command line names none."""
-        found = self.loader.compute_defaults_list(self.config_name, [], RunMode.RUN)
+        with _broken_files_named():
+            found = self.loader.compute_defaults_list(self.config_name, [], RunMode.RUN)
         return dict(found.overrides.known_choices)
 
     @cached_property
@@ -146,13 +150,31 @@ class ConfigSpace:
 
     @cached_property
     def model_targets(self) -> dict[str, str]:
-        """Option of conf/model -> its `_target_`."""
+        """Option of conf/model -> its `_target_`; a broken file matters to who chooses it."""
         targets = {}
         for option in self.options("model"):
-            loaded = self.loader.repository.load_config(f"model/{option}")
+            loaded = None
+            with contextlib.suppress(HydraException), _broken_files_named():
+                loaded = self.loader.repository.load_config(f"model/{option}")
             if loaded is not None and isinstance(loaded.config, DictConfig):
                 targets[option] = str(loaded.config.get("_target_", ""))
         return targets
+
+
+@contextlib.contextmanager
+def _broken_files_named() -> Iterator[None]:
+    """Raise for a file that is no YAML what Hydra raises for every other fault of a file."""
+    try:
+        yield
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{mark.name} line {mark.line + 1} column {mark.column + 1}: " if mark else ""
+        problem = error.problem or error.context
+        raise ConfigCompositionException(f"{place}broken YAML: {problem}") from None
+    except yaml.YAMLError as error:
+        raise ConfigCompositionException(f"broken YAML: {error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigCompositionException(f"a file is not written in UTF-8: {error}") from None
 
 
 def _natural_key(option: str) -> list[int | str]:

@@ -82,7 +82,7 @@ def _model(cfg: InferenceConfig, arch: Any) -> Rows:
         yield "heads", _heads(share.heads)
     if share.num_experts:
         yield "experts", f"{share.num_experts} in a layer, {share.num_local_experts} per rank"
-    parameters = f"{int(arch.num_parameters):,} parameters in all"
+    parameters = f"{int(arch.num_parameters):,} parameters" + ("" if is_alone else " in all")
     yield "weights", f"{mib(share.weight_bytes)}{of_rank} ({parameters})"
     yield "KV cache", f"{share.kv_bytes_per_token:,} bytes per token{of_rank}"
     yield "KV blocks", _blocks(cfg, share)

@@ -36,6 +36,10 @@ def suggestion(verdict: Verdict) -> list[str]:
     return words[3:]
 
 
+def on_one_line(verdict: Verdict) -> str:
+    return " ".join(verdict.message.split())
+
+
 def test_a_good_command(space: ConfigSpace) -> None:
     verdict = run(space, *TINY, "data.top_k=4")
 
@@ -235,3 +239,42 @@ def test_check_composition_resolves_where_asked(space: ConfigSpace) -> None:
     assert check_composition(command, space).is_good
     message = check_composition(command, space, resolves=True).message
     assert "Interpolation key 'nope' not found" in message
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("hydra.run.dir", ["data.limit=1"]),
+        ("hydra.sweep.dir", ["-m", "data.limit=1,2"]),
+    ],
+)
+def test_a_run_folder_that_cannot_be_is_a_fault(
+    space: ConfigSpace, tmp_path: Path, key: str, words: list[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    verdict = run(space, *words, f"{key}={tmp_path}/file/runs")
+
+    assert f"{key}={tmp_path}/file/runs" in verdict.message
+    assert f"cannot be a folder: {tmp_path}/file is a file" in on_one_line(verdict)
+    assert suggestion(verdict) == words
+    assert run(space, *words, f"{key}={tmp_path}/runs/${{now:%Y}}").is_good
+    assert run(space, *words, f"{key}={tmp_path}/${{hydra:job.name}}").is_good
+
+
+def test_a_broken_option_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "parallel").mkdir()
+    (tmp_path / "model").mkdir()
+    broken = tmp_path / "parallel" / "broken.yaml"
+    broken.write_text("# A list without an end.\nworld_size: [1\nx: :\n")
+    (tmp_path / "parallel" / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "model" / "broken.yaml").write_bytes(broken.read_bytes())
+    space = ConfigSpace(config_dir=tmp_path)
+
+    assert f"{broken} line 3 column 2: broken YAML: expected ',' or" in (
+        on_one_line(run(space, "parallel=broken"))
+    )
+    assert "is not written in UTF-8" in on_one_line(run(space, "parallel=binary"))
+    # Whoever does not choose it is not bothered.
+    assert run(space, "parallel=tp1").is_good
+    assert "broken YAML" in on_one_line(run(space, "model=broken"))

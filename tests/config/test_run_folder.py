@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from inferkit.config.run_folder import make_run_folder
+from inferkit.config.run_folder import folder_problem, make_run_folder
 
 NOW = datetime(2026, 5, 4, 13, 2, 1)
 
@@ -31,3 +31,27 @@ def test_a_place_that_is_no_folder(tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match="outputs"):
         make_run_folder(tmp_path / "outputs", NOW)
+
+
+def test_a_folder_that_can_be_made_has_no_problem(tmp_path: Path) -> None:
+    assert folder_problem(tmp_path) == ""
+    assert folder_problem(tmp_path / "a" / "b") == ""
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+
+    for folder in (file, file / "a" / "b"):
+        assert folder_problem(folder) == f"cannot be a folder: {file} is a file"
+
+
+def test_a_link_to_nothing_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+
+    assert folder_problem(tmp_path / "link" / "a").startswith("cannot be a folder")
+
+
+def test_a_place_that_takes_no_files_is_named() -> None:
+    assert folder_problem(Path("/proc/x")).startswith("cannot be written: /proc: ")

@@ -36,7 +36,7 @@ def test_summary_shows_derived_values(model: Path) -> None:
     found = rows("model=llama", f"model.path={model}", "scheduler.batch_size=8")
 
     parameters = 2 * (64 * (2 * 64 + 2 * 32) + 3 * 64 * 128 + 2 * 64) + 2 * 259 * 64 + 64
-    assert f"({parameters:,} parameters in all)" in found["weights"]
+    assert f"({parameters:,} parameters)" in found["weights"]
     assert found["KV cache"] == "256 bytes per token"
     assert "batch_size_per_dp_rank=8" in found["batch"]
     assert found["step"] == "2048 tokens, chunked prefill"
@@ -68,6 +68,7 @@ def test_summary_shows_who_works_with_whom(model: Path) -> None:
         "query heads 4 -> 8 padded, 1 per rank; KV heads 2, 1 per rank, each on 4 ranks"
     )
     assert "per rank" in found["weights"]
+    assert "parameters in all)" in found["weights"]
     assert found["KV cache"] == "128 bytes per token per rank"
 
 
