@@ -1,0 +1,1 @@
+"""Decoders with routed experts: Qwen3-MoE and Mixtral."""
