@@ -25,6 +25,14 @@ CHATML_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
+GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 150000.0,
+    "factor": 4.0,
+    "truncate": False,
+    "original_max_position_embeddings": 32,
+}
+
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,6 +124,8 @@ def save_tiny_model(directory: Path, family: str, overrides: dict[str, Any]) -> 
     """Write tokenizer, config.json and seeded float32 weights of a small model of `family`."""
     import torch
     from transformers import (
+        GptOssConfig,
+        GptOssForCausalLM,
         LlamaConfig,
         LlamaForCausalLM,
         MistralConfig,
@@ -137,6 +147,7 @@ def save_tiny_model(directory: Path, family: str, overrides: dict[str, Any]) -> 
         "qwen3": (Qwen3Config, Qwen3ForCausalLM),
         "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
         "mixtral": (MixtralConfig, MixtralForCausalLM),
+        "gpt_oss": (GptOssConfig, GptOssForCausalLM),
     }
     vocab_size = save_byte_tokenizer(directory)
     values: dict[str, Any] = {
@@ -163,6 +174,11 @@ def save_tiny_model(directory: Path, family: str, overrides: dict[str, Any]) -> 
         values |= {"num_experts": 8, "num_experts_per_tok": 2}
     if family == "qwen3_moe":
         values |= {"moe_intermediate_size": 44, "norm_topk_prob": True}
+    if family == "gpt_oss":
+        # Experts do not divide by three; the limit is one that these activations reach.
+        values |= {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 44}
+        values |= {"sliding_window": 7, "swiglu_limit": 0.5, "rope_parameters": GPT_OSS_ROPE}
+        values["max_position_embeddings"] = 128
     config = config_class(**(values | overrides))
     # The generator that transformers initialises from is global: leave it as it was.
     with torch.random.fork_rng(devices=[]):
@@ -173,4 +189,8 @@ def save_tiny_model(directory: Path, family: str, overrides: dict[str, Any]) -> 
             for parameter in model.parameters():
                 if parameter.ndim == 1:
                     parameter.add_(torch.randn_like(parameter), alpha=0.1)
+            for name, parameter in model.named_parameters():
+                # Biases of experts have two dimensions; small sinks would hardly be seen.
+                if family == "gpt_oss" and name.endswith(("_proj_bias", ".sinks")):
+                    parameter.add_(torch.randn_like(parameter), alpha=0.5)
     model.save_pretrained(directory)
