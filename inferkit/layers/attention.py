@@ -21,8 +21,9 @@ CONTIGUOUS_KEY = "contiguous"
 class Attention(nn.Module):
     """Causal attention with a paged cache, whose tensors the engine binds before the first step.
 
-    `sinks` [N] is a parameter of the module around it, which loads it: one logit per query head
-    that joins the softmax's denominator.
+    `scale` multiplies the products of queries and keys (None = 1/sqrt(D)). `sinks` [N] is a
+    parameter of the module around it, which loads it: one logit per query head that joins the
+    softmax's denominator.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Attention(nn.Module):
         num_kv_heads: int,
         head_dim: int,
         window: int | None = None,
+        scale: float | None = None,
         sinks: torch.Tensor | None = None,
         ctx: ModelContext,
     ) -> None:
@@ -39,7 +41,7 @@ class Attention(nn.Module):
         self.platform = ctx.platform
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
-        self.scale = head_dim**-0.5
+        self.scale = head_dim**-0.5 if scale is None else scale
         # A plain attribute: a parameter has one owner.
         self.sinks_N = None if sinks is None else sinks.data
         kind = CacheKind.FULL if window is None else CacheKind.SLIDING_WINDOW

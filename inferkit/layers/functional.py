@@ -1,15 +1,26 @@
 """Elementwise operators between the layers."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
 from inferkit.core.forward_metadata import ForwardMetaData
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+"""[T, 2I] -> [T, I]: the gate is the first half, what it gates the second."""
 
 
 def silu_and_mul(gate_up_T2I: torch.Tensor) -> torch.Tensor:
     """[T, 2I] -> [T, I]: silu of the first half times the second (SwiGLU, arXiv 2002.05202)."""
     gate, up = gate_up_T2I.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
+
+
+def gelu_tanh_and_mul(gate_up_T2I: torch.Tensor) -> torch.Tensor:
+    """[T, 2I] -> [T, I]: gelu of the first half, in its tanh form, times the second (GeGLU)."""
+    gate, up = gate_up_T2I.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
 
 
 def expand_rotary(

@@ -5,13 +5,16 @@ from torch import nn
 
 from inferkit.core.forward_metadata import ForwardMetaData
 from inferkit.layers.context import ModelContext
-from inferkit.layers.functional import silu_and_mul
+from inferkit.layers.functional import Activation, silu_and_mul
 from inferkit.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from inferkit.layers.token_exchange import TokenExchange
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)) (SwiGLU, arXiv 2002.05202), split over `<kind>_tp_group`."""
+    """down(activation(gate(x), up(x))), split over `<kind>_tp_group`.
+
+    The activation is silu(gate) * up unless said otherwise (SwiGLU, arXiv 2002.05202).
+    """
 
     def __init__(
         self,
@@ -20,9 +23,11 @@ class GatedMLP(nn.Module):
         *,
         bias: bool = False,
         kind: str = "dense",
+        activation: Activation = silu_and_mul,
         ctx: ModelContext,
     ) -> None:
         super().__init__()
+        self.activation = activation
         self.exchange = TokenExchange(kind, ctx)
         self.gate_up_proj = MergedColumnParallelLinear(
             hidden_size,
@@ -37,5 +42,5 @@ class GatedMLP(nn.Module):
 
     def forward(self, x_TH: torch.Tensor, forward_metadata: ForwardMetaData) -> torch.Tensor:
         x_TH = self.exchange.gather_tokens(x_TH, forward_metadata)
-        x_TH = self.down_proj(silu_and_mul(self.gate_up_proj(x_TH)))
+        x_TH = self.down_proj(self.activation(self.gate_up_proj(x_TH)))
         return self.exchange.own_tokens(x_TH, forward_metadata)

@@ -17,3 +17,11 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class UnitOffsetRMSNorm(RMSNorm):
+    """x / sqrt(mean(x^2) + eps) * (1 + weight), computed in float32 (the norms of Gemma)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = 1.0 + self.weight.float()
+        return F.rms_norm(x.float(), scale.shape, scale, self.eps).to(x.dtype)
