@@ -82,15 +82,37 @@ def read_rope(
         theta = reader.number("rope_theta", DEFAULT_THETA, above=1.0)
     elif reader.has("rope_theta") and reader.config["rope_theta"] != theta:
         reader.fault("rope_theta", f"contradicts {rope.label('rope_theta')}={theta:g}; keep one")
+    scaling = read_rope_scaling(
+        rope,
+        head_dim=head_dim,
+        max_position_embeddings=max_position_embeddings,
+        original=reader.optional_integer("original_max_position_embeddings", minimum=1),
+    )
+    return theta, scaling
+
+
+def read_rope_scaling(
+    rope: ConfigReader,
+    *,
+    head_dim: int,
+    max_position_embeddings: int,
+    original: int | None = None,
+) -> RopeScaling | None:
+    """What one dictionary of rotary settings says beside its `rope_theta`; None = default type.
+
+    Args:
+        original: context of the pre-training, from outside the dictionary; it wins over the one
+            inside, as in transformers.
+    """
     if rope.number("partial_rotary_factor", 1.0) != 1.0:
         rope.fault("partial_rotary_factor", "these models rotate whole heads; allowed is 1.0")
     rope_type = _rope_type(rope)
-    if reader.is_user_written:
+    if rope.is_user_written:
         rope.check_known(_COMMON_KEYS | _KEYS_OF_TYPE[rope_type])
     if rope_type == "default":
-        return theta, None
-    original = _original_context(reader, rope, max_position_embeddings)
-    return theta, _read_scaling(rope, rope_type, head_dim, max_position_embeddings, original)
+        return None
+    inner = rope.integer("original_max_position_embeddings", max_position_embeddings)
+    return _read_scaling(rope, rope_type, head_dim, max_position_embeddings, original or inner)
 
 
 def _scaling_key(reader: ConfigReader) -> str | None:
@@ -116,12 +138,6 @@ def _rope_type(rope: ConfigReader) -> str:
         rope.fault(key, f"allowed are {', '.join(ROPE_TYPES)}")
         return "default"
     return str(value)
-
-
-def _original_context(reader: ConfigReader, rope: ConfigReader, fallback: int) -> int:
-    """A top-level value wins over the nested one, as in transformers."""
-    nested = rope.integer("original_max_position_embeddings", fallback)
-    return reader.integer("original_max_position_embeddings", nested)
 
 
 def _read_scaling(
