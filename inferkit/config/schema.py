@@ -113,24 +113,32 @@ class PlatformConfig(TargetConfig):
     enable_weight_nz: bool = True
     """Bring weights into the device's own layout after loading (NZ on Ascend, oneDNN on CPU)."""
     num_threads: int = 0
-    """CPU threads of a rank (0 = the physical cores it may use)."""
+    """CPU threads of a rank (0 = its share of the physical cores)."""
     device_memory: int = 0
     """Bytes that a rank may plan with (0 = ask the device)."""
 
 
 @dataclass(kw_only=True)
 class ParallelConfig:
-    """How ranks divide the work."""
+    """How ranks divide the work: each size is the number of ranks that share one such layer. All
+    divide world_size, and each is a multiple or a divisor of attn_tp_size."""
 
     world_size: int = 1
+    """Ranks of this instance, over all nodes."""
     attn_tp_size: int = 1
+    """Attention; the other ranks have requests of their own (data parallelism)."""
     embed_tp_size: int = 1
     lmhead_tp_size: int = 1
     dense_tp_size: int = 1
+    """MLP of layers without experts."""
     shared_tp_size: int = 1
+    """Experts that every token takes."""
     o_proj_tp_size: int = 1
+    """Output projection of the attention."""
     moe_tp_size: int = 1
+    """Each routed expert; experts are spread over world_size / moe_tp_size ranks."""
     cp_size: int = 1
+    """Ranks that share the tokens of a prompt: 1 or all, with attn_tp_size=1."""
     devices_per_node: int = 0
     """Ranks per node (0 = all on this node)."""
     node_ips: list[str] = field(default_factory=list)

@@ -195,6 +195,21 @@ def test_a_request_longer_than_the_models_positions_is_refused(
     assert texts(checker.check_overrides([*base, "engine.max_model_len=128"])) == []
 
 
+def test_rules_that_need_the_shape_are_applied_where_it_is_known(
+    checker: Checker, make_model: Callable[..., Path]
+) -> None:
+    balanced = "model.force_eplb=true"
+
+    known = checker.check_overrides(["model=llama", f"model.path={make_model()}", balanced])
+
+    assert texts(known) == [
+        "model.force_eplb=true: needs a mixture-of-experts model, and LlamaForCausalLM has no "
+        "experts"
+    ]
+    # The worker will know.
+    assert texts(checker.check_overrides(["model=llama", "model.path=org/any", balanced])) == []
+
+
 def test_check_architecture_and_arch_of(make_model: Callable[..., Path]) -> None:
     config: dict[str, Any] = json.loads((make_model() / "config.json").read_text())
 
