@@ -39,6 +39,9 @@ class DefaultModelLoader(BaseModelLoader):
                 "random ones"
             )
         checkpoint = source.checkpoint
+        add_optional_modules = getattr(model, "add_optional_modules", None)
+        if add_optional_modules is not None:
+            add_optional_modules(checkpoint.names())
         names = check_tensors(model, checkpoint)
         total = sum(checkpoint.num_bytes(name) for name in names)
         assigner = WeightAssigner(model)

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from inferkit.core.cache_spec import CacheSpec
+from inferkit.platforms.paged_latent import attend_latent
 from inferkit.platforms.sinks import attend_with_sinks
 
 TORCH_DTYPES = {
@@ -191,6 +192,19 @@ class PagedCache:
                 q_TND[group.tokens], k_cache, v_cache, group, scale, sinks_N
             )
         return out
+
+    def attend_latent(
+        self,
+        q_TNQ: torch.Tensor,
+        latent_T1C: torch.Tensor,
+        rope_T1P: torch.Tensor,
+        weight_NOC: torch.Tensor,
+        cache: tuple[torch.Tensor, ...],
+        plan: AttentionPlan,
+        scale: float,
+    ) -> torch.Tensor:
+        """The same for latent attention; returns [T, N, V]. See paged_latent.py."""
+        return attend_latent(q_TNQ, latent_T1C, rope_T1P, weight_NOC, cache, plan, scale)
 
 
 def _gather(tensor: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
