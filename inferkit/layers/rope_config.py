@@ -70,16 +70,20 @@ class RopeScaling:
 
 
 def read_rope(
-    reader: ConfigReader, *, head_dim: int, max_position_embeddings: int
+    reader: ConfigReader,
+    *,
+    head_dim: int,
+    max_position_embeddings: int,
+    default_theta: float = DEFAULT_THETA,
 ) -> tuple[float, RopeScaling | None]:
     """(rope_theta, scaling or None for the default type); faults go to the reader."""
     key = _scaling_key(reader)
     if key is None:
-        return reader.number("rope_theta", DEFAULT_THETA, above=1.0), None
+        return reader.number("rope_theta", default_theta, above=1.0), None
     rope = reader.nested(key)
-    theta = rope.number("rope_theta", DEFAULT_THETA, above=1.0)
+    theta = rope.number("rope_theta", default_theta, above=1.0)
     if not rope.has("rope_theta"):
-        theta = reader.number("rope_theta", DEFAULT_THETA, above=1.0)
+        theta = reader.number("rope_theta", default_theta, above=1.0)
     elif reader.has("rope_theta") and reader.config["rope_theta"] != theta:
         reader.fault("rope_theta", f"contradicts {rope.label('rope_theta')}={theta:g}; keep one")
     scaling = read_rope_scaling(
