@@ -38,7 +38,8 @@ class ForwardMetaData:
     prompt_tokens: int
     """Query tokens that belong to prompts (before padding)."""
     prompt_len: "torch.Tensor"
-    """[Tp] prompt length of each token's request (rope scalings that depend on it); 0 = padding."""
+    """[Tp] prompt length of each token's request (rope scalings that depend on it); 0 = padding,
+    or of a dummy batch."""
     logits_indices: "torch.Tensor"
     """[S] packed index of each token whose logits are wanted."""
     block_table: "dict[str, torch.Tensor] | None"

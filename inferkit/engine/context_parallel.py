@@ -84,6 +84,8 @@ class ContextParallelInputBuilder(InputBuilder):
         decode_ids = [row.token_ids[0] for row in decodes] + [0] * num_padding
         decode_positions = [row.num_computed_tokens for row in decodes] + [0] * num_padding
         decode_prompts = [row.request.num_prompt_tokens for row in decodes] + [0] * num_padding
+        if batch.is_dummy:
+            decode_prompts = [0] * len(decode_ids)
         table_rows = np.zeros(len(decode_ids), np.int64)
         table_rows[: len(decodes)] = self.kv_cache.rows([row.request_id for row in decodes])
         positions = [np.arange(first, end) + row.num_computed for row, first, end in mine]

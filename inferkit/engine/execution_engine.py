@@ -74,6 +74,19 @@ class ExecutionEngine:
         """
         return self._run(batch)
 
+    def expert_load(self) -> dict[int, list[int]] | None:
+        """Layer -> tokens that each expert was chosen for, over all ranks, since the start.
+
+        Warm-up, padding and dummy batches are left out. None for a model without experts. Every
+        rank must call this.
+        """
+        counts = self.worker.expert_counts()
+        if not counts:
+            return None
+        comm = self.worker.ctx.comm
+        total = comm.world.all_reduce(torch.stack(list(counts.values())).cpu())
+        return dict(zip(counts, total.tolist(), strict=True))
+
     def _run(self, batch: Batch, *, is_warm_up: bool = False) -> StepOutput:
         assert self._inputs is not None, "init_cache() comes before the first batch"
         model_inputs = self._inputs.build(batch, is_warm_up=is_warm_up)

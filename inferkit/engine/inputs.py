@@ -51,7 +51,7 @@ class InputBuilder:
         q_lens = np.array([row.num_scheduled_tokens for row in rows], np.int64)
         kv_lens = q_lens + np.array([row.num_computed_tokens for row in rows], np.int64)
         prompt_lens = np.array([row.request.num_prompt_tokens for row in rows], np.int64)
-        prompt_lens = np.repeat(prompt_lens, q_lens)
+        prompt_lens = np.repeat(prompt_lens * (not batch.is_dummy), q_lens)
         table_rows = self.kv_cache.rows([row.request_id for row in rows])
         positions = _ranges(kv_lens - q_lens, q_lens)
         slots = self.kv_cache.slot_mappings(np.repeat(table_rows, q_lens), positions)

@@ -17,6 +17,7 @@ from inferkit.engine.profiler import NullProfiler, Profiler
 from inferkit.layers.attention import CONTIGUOUS_KEY
 from inferkit.layers.context import ModelContext
 from inferkit.layers.linear import Linear
+from inferkit.layers.moe.block import ExpertParallelMoE
 from inferkit.layers.moe.experts import LocalExperts
 from inferkit.loader.base_loader import BaseModelLoader
 from inferkit.loader.source import ModelSource
@@ -51,7 +52,13 @@ class ModelWorker:
     ) -> None:
         self.platform = platform
         self.make_model = make_model
-        self.ctx = ModelContext(platform=platform, dtype=dtype, block_size=block_size, comm=comm)
+        self.ctx = ModelContext(
+            platform=platform,
+            dtype=dtype,
+            block_size=block_size,
+            comm=comm,
+            force_eplb=force_eplb,
+        )
         self.loader = loader
         self.source = source
         self.exe_mode = exe_mode
@@ -129,6 +136,14 @@ class ModelWorker:
             )
             self.platform.synchronize()
             return output, time.perf_counter() - start
+
+    def expert_counts(self) -> dict[int, torch.Tensor]:
+        """Layer -> what this rank adds to the counts of tokens per expert; {} for a dense model."""
+        return {
+            next(int(part) for part in name.split(".") if part.isdigit()): module.load.counts
+            for name, module in self.model.named_modules()
+            if isinstance(module, ExpertParallelMoE)
+        }
 
     def _modules_with(self, attribute: str) -> list[Any]:
         return [module for module in self.model.modules() if hasattr(module, attribute)]
