@@ -207,6 +207,9 @@ def _read_dense(reader: ConfigReader, family: _Family) -> dict[str, Any]:
     keys.pop("model_type", None)
     if not reader.has("head_dim"):
         keys["head_dim"] = _head_dim(reader)
+    nested = [reader.config.get(key) for key in ("rope_parameters", "rope_scaling")]
+    if not reader.has("rope_theta") and any(rope and "rope_theta" in rope for rope in nested):
+        keys.pop("rope_theta", None)
     try:
         arch = dense.parse_arch(keys, origin=reader.origin)
     except ConfigError as error:
@@ -253,7 +256,5 @@ def _read_experts(reader: ConfigReader, family: _Family) -> dict[str, Any]:
     return values | {
         "moe_intermediate_size": reader.integer("moe_intermediate_size"),
         "norm_topk_prob": reader.boolean("norm_topk_prob", False),
-        "moe_layers": tuple(
-            idx for idx in layers if (idx + 1) % step == 0 and idx not in without
-        ),
+        "moe_layers": tuple(idx for idx in layers if (idx + 1) % step == 0 and idx not in without),
     }

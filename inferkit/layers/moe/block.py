@@ -4,7 +4,7 @@ A family gives the router; this layer brings tokens and experts together. With o
 (`moe_ep_size` 1) every rank has a slice of all experts, else some experts whole or in slices.
 """
 
-from typing import Protocol
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -18,19 +18,13 @@ from inferkit.layers.moe.experts import Activation, LocalExperts
 from inferkit.layers.moe.tokens import MoETokens
 
 
-class Router(Protocol):
-    """`router(x [G, H])` -> (weights [G, K] float32, expert ids [G, K] int64)."""
-
-    def __call__(self, x_GH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
-
-
 class ExpertParallelMoE(nn.Module):
-    """Routed experts of one layer.
+    """Routed experts of one layer. A subclass has the router, equal on every rank, in `route`.
 
-    Subclasses or users pass a router module; its weights are the same on every rank.
+    Building one is collective.
     """
 
-    experts_class: type[LocalExperts] = LocalExperts
+    experts_class: ClassVar[type[LocalExperts]] = LocalExperts
 
     def __init__(
         self,
@@ -48,7 +42,9 @@ class ExpertParallelMoE(nn.Module):
         self.tp_group = ctx.comm.group("moe_tp_group")
         self.tokens = MoETokens(ctx)
         self.force_eplb = ctx.force_eplb
-        self.load = ExpertLoad(num_experts, ctx.platform.device)
+        self.load = ExpertLoad(
+            num_experts, answers=self.tokens.is_first_of_alike, device=ctx.platform.device
+        )
         self.experts = self.experts_class(
             num_experts,
             hidden_size,
@@ -59,7 +55,10 @@ class ExpertParallelMoE(nn.Module):
         )
 
     def route(self, x_GH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(weights [G, K] float32, expert ids [G, K] int64) of tokens; a family's own."""
+        """(weights [G, K] float32, expert ids [G, K] int64) of tokens; G may be 0.
+
+        Ranks that bring the same tokens must choose the same.
+        """
         raise NotImplementedError
 
     def forward(self, x_TH: torch.Tensor, metadata: ForwardMetaData) -> torch.Tensor:
@@ -74,7 +73,8 @@ class ExpertParallelMoE(nn.Module):
                 ep_rank=self.ep_group.rank,
                 is_prefill=metadata.dp_is_prefill,
             )
-        self.load.add(ids_GK, metadata)
+        if not metadata.is_warm_up:
+            self.load.add(*self.tokens.own_choices(ids_GK, metadata))
         if self.ep_group.size == 1:
             out_GH = run_local(x_GH, weights_GK, ids_GK, self.experts)
         elif metadata.dp_is_prefill:

@@ -37,10 +37,12 @@ class LocalExperts(nn.Module):
         ctx: ModelContext,
     ) -> None:
         super().__init__()
-        layout = ctx.comm.layout
-        tp_group = ctx.comm.group("moe_tp_group")
-        self.num_local = num_experts // layout.moe_ep_size
-        self.first = ctx.comm.group("moe_ep_group").rank * self.num_local
+        tp_group, ep_group = ctx.comm.group("moe_tp_group"), ctx.comm.group("moe_ep_group")
+        assert num_experts % ep_group.size == 0, (
+            f"{num_experts} experts on {ep_group.size} ranks; the configuration's check refuses it"
+        )
+        self.num_local = num_experts // ep_group.size
+        self.first = ep_group.rank * self.num_local
         self.tp_rank = tp_group.rank
         self.local_size = padded_size(intermediate_size, tp_group.size) // tp_group.size
         self.platform = ctx.platform
@@ -53,7 +55,8 @@ class LocalExperts(nn.Module):
 
     def load_tensor(self, name: str, stored: StoredTensor) -> None:
         """Take this rank's share of the checkpoint tensor `<expert>.<projection>.weight`."""
-        expert, projection, _ = name.split(".")
+        expert, projection, kind = name.split(".")
+        assert kind == "weight", f"{name}: experts with biases need a load_tensor of their own"
         idx = int(expert) - self.first
         if not 0 <= idx < self.num_local:
             return
@@ -76,7 +79,7 @@ class LocalExperts(nn.Module):
 
         The bias of the second product is added on the first rank of that group only.
         """
-        w13, w2 = self._packed or (list(self.w13), list(self.w2))
+        w13, w2 = self._packed or (self.w13, self.w2)
         outputs = []
         for idx, x in enumerate(x_MH.split(list(counts))):
             if not len(x):

@@ -25,8 +25,11 @@ class MoETokens:
         if layout.moe_ep_size > 1 and layout.attn_dp_size > 1:
             ctx.comm.joins_dp_ranks = True
         attn, moe = layout.attn_tp_size, layout.moe_tp_size
+        attn_tp_rank = layout.attn_tp_rank(ctx.comm.rank)
         self.num_parts = max(1, attn // moe)
-        self.part = layout.attn_tp_rank(ctx.comm.rank) // moe
+        self.part = attn_tp_rank // moe
+        self.is_first_of_alike = attn_tp_rank % min(attn, moe) == 0
+        """Of the ranks that bring this DP rank's tokens, or this part of them, the first one."""
         self.parts_group = ctx.comm.register_group(
             "moe_parts_group",
             subgroups=[
@@ -49,6 +52,19 @@ class MoETokens:
             return self.exchange.own_tokens(x, metadata)
         sizes = [end - start for start, end in self._bounds(num_tokens)]
         return self.parts_group.all_gather_rows(x, sizes)
+
+    def own_choices(
+        self, ids_GK: torch.Tensor, metadata: ForwardMetaData
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of what this rank brings, this DP rank's tokens: (ids [T, K], is it a real token [T]).
+
+        Padding and the tokens of a dummy batch are not real.
+        """
+        is_real_T = metadata.prompt_len > 0
+        if self.num_parts == 1:
+            return self.exchange.own_tokens(ids_GK, metadata), is_real_T
+        start, end = self._bounds(len(is_real_T))[self.part]
+        return ids_GK, is_real_T[start:end]
 
     def max_brought(self, num_tokens: int, metadata: ForwardMetaData) -> int:
         """The largest G of any rank of the instance in this step."""
