@@ -214,9 +214,7 @@ def _read(reader: ConfigReader) -> GptOssArch:
 
 
 def _num_kv_heads(reader: ConfigReader, num_heads: int) -> int:
-    """Null means one for each query head, an absent key 8."""
-    default = num_heads if "num_key_value_heads" in reader.config else 8
-    num_kv_heads = reader.integer("num_key_value_heads", default)
+    num_kv_heads = reader.integer("num_key_value_heads", 8)
     if num_heads % num_kv_heads and reader.has("num_attention_heads"):
         reader.fault(
             "num_key_value_heads",
