@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.families import FAMILIES
+
 # Read by huggingface_hub when it is imported, hence before any test module is.
 os.environ["HF_HUB_OFFLINE"] = "1"
 # More threads make matrices this small slower; worker processes inherit the limit.
@@ -63,7 +65,7 @@ def tiny_tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_hf_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Path]]:
     """Factory `tiny_hf_model(family, **config)` of float32 random-weight model folders.
 
-    Families: llama, mistral, qwen2, qwen3. `config` overrides keys of the model's Hugging Face
+    Families: options of conf/model. `config` overrides keys of the model's Hugging Face
     configuration. Equal arguments give the same folder, which tests must not change.
     """
     made: dict[str, Path] = {}
@@ -121,8 +123,12 @@ def save_byte_tokenizer(directory: Path) -> int:
 
 
 def save_tiny_model(directory: Path, family: str, overrides: dict[str, Any]) -> None:
-    """Write tokenizer, config.json and seeded float32 weights of a small model of `family`."""
+    """Write tokenizer, config.json and seeded float32 weights of a small model of `family`.
+
+    New families have an entry in tests/families.py and nothing here.
+    """
     import torch
+    import transformers
     from transformers import (
         DeepseekV3Config,
         DeepseekV3ForCausalLM,
@@ -170,6 +176,11 @@ def save_tiny_model(directory: Path, family: str, overrides: dict[str, Any]) -> 
         "tie_word_embeddings": False,
         "dtype": "float32",
     }
+    entry = FAMILIES.get(family)
+    if entry is not None:
+        names = (entry.config_class, entry.architecture)
+        classes[family] = tuple(getattr(transformers, name) for name in names)
+        values |= entry.config
     config_class, model_class = classes[family]
     if family == "mistral":
         values["sliding_window"] = None
@@ -217,4 +228,6 @@ def save_tiny_model(directory: Path, family: str, overrides: dict[str, Any]) -> 
                 # Biases of experts have two dimensions; small sinks would hardly be seen.
                 if family == "gpt_oss" and name.endswith(("_proj_bias", ".sinks")):
                     parameter.add_(torch.randn_like(parameter), alpha=0.5)
+            if entry is not None and entry.prepare is not None:
+                entry.prepare(model)
     model.save_pretrained(directory)
