@@ -4,11 +4,13 @@ Group membership is `core.parallel_layout`; what is sent is the layers' business
 """
 
 import datetime
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any
 
 import psutil
+import torch
 import torch.distributed as dist
 
 from inferkit.core.errors import ConfigError
@@ -21,6 +23,9 @@ from inferkit.core.parallel_layout import (
 )
 from inferkit.core.place import RankPlace
 from inferkit.parallel.communicator import CollectiveTimer, Communicator
+from inferkit.parallel.shared_memory import SharedMemory, create_shared, open_shared
+
+logger = logging.getLogger(__name__)
 
 CPU_BACKEND = "gloo"
 """Scheduling groups exchange a few host integers, whatever the device."""
@@ -74,14 +79,22 @@ class CommManager:
 
     Args:
         backend: of the device's collectives; scheduling groups use gloo.
+        local_world_size: ranks of each node, numbered one after the other (None = one node).
+            Groups of CPU tensors within a node talk through shared memory.
     """
 
     def __init__(
-        self, layout: ParallelLayout | None = None, *, rank: int = 0, backend: str = CPU_BACKEND
+        self,
+        layout: ParallelLayout | None = None,
+        *,
+        rank: int = 0,
+        backend: str = CPU_BACKEND,
+        local_world_size: int | None = None,
     ) -> None:
         self.layout = layout or ParallelLayout()
         self.rank = rank
         self.backend = backend
+        self.local_world_size = local_world_size or self.layout.world_size
         self.timer = CollectiveTimer()
         self.joins_dp_ranks = self.layout.cp_size > 1
         """Some layer computes tokens of several DP ranks together, so they run in lock-step."""
@@ -89,7 +102,7 @@ class CommManager:
         self._partitions: dict[str, Partition] = {}
         self._shared: dict[tuple[Ranks, str], Communicator | None] = {}
         """None = exists, without this rank."""
-        self._process_groups: list[Any] = []
+        self._created: list[Communicator] = []
         alone = tuple((rank,) for rank in range(self.layout.world_size))
         names = [f"{kind}_tp_group" for kind in TP_SIZES]
         names += ["moe_ep_group", "moe_ep_group_mc2", "cp_group"]
@@ -175,9 +188,9 @@ class CommManager:
 
     def close(self) -> None:
         """Give up all groups; the ranks stay joined."""
-        for group in self._process_groups:
-            dist.destroy_process_group(group)
-        self._process_groups.clear()
+        for group in self._created:
+            group.close()
+        self._created.clear()
 
     @property
     def dp_rank(self) -> int:
@@ -210,12 +223,43 @@ class CommManager:
 
     def _new(self, ranks: Ranks, backend: str) -> Communicator | None:
         """A communicator of these ranks; None where this rank is not among them."""
-        process_group = None
+        process_group = shared = None
         if len(ranks) > 1:
             process_group = dist.new_group(list(ranks), backend=backend, timeout=TIMEOUT)
-            self._process_groups.append(process_group)
         if self.rank not in ranks:
             return None
-        return Communicator(
-            ranks=ranks, rank=self.rank, process_group=process_group, timer=self.timer
+        is_one_node = len({rank // self.local_world_size for rank in ranks}) == 1
+        if len(ranks) > 1 and backend == CPU_BACKEND and is_one_node:
+            shared = share_memory(ranks, self.rank, process_group)
+        group = Communicator(
+            ranks=ranks,
+            rank=self.rank,
+            process_group=process_group,
+            shared=shared,
+            timer=self.timer,
         )
+        self._created.append(group)
+        return group
+
+
+def share_memory(ranks: Ranks, rank: int, process_group: Any) -> SharedMemory | None:
+    """Memory of all these ranks, or None on all of them where one cannot reach it."""
+    shared: SharedMemory | None = None
+    handle: list[str | None] = [None]
+    try:
+        if rank == ranks[0]:
+            shared, handle[0] = create_shared(len(ranks))
+    except OSError as error:
+        logger.warning("no shared memory for collectives: %s", error)
+    dist.broadcast_object_list(handle, ranks[0], group=process_group)
+    if handle[0] is not None and shared is None:
+        try:
+            shared = open_shared(handle[0], rank=ranks.index(rank), size=len(ranks))
+        except OSError as error:
+            logger.warning("the shared memory of rank %d is out of reach: %s", ranks[0], error)
+    is_good = torch.tensor(shared is not None, dtype=torch.int64)
+    dist.all_reduce(is_good, dist.ReduceOp.MIN, group=process_group)
+    if not is_good and shared is not None:
+        shared.close()
+        shared = None
+    return shared

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from inferkit.core.parallel_layout import Ranks
+from inferkit.parallel.shared_memory import SharedMemory
 
 
 class CollectiveTimer:
@@ -26,26 +27,43 @@ class CollectiveTimer:
         self.num_calls += 1
 
 
+REDUCE_OPS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+
+
 class Communicator:
-    """A group of ranks; `process_group` is None where there is only this one."""
+    """A group of ranks; `process_group` is None where there is only this one.
+
+    `shared` is memory of processes on one host, which then carries the tensors of the CPU.
+    """
 
     def __init__(
-        self, *, ranks: Ranks, rank: int, process_group: Any = None, timer: CollectiveTimer
+        self,
+        *,
+        ranks: Ranks,
+        rank: int,
+        process_group: Any = None,
+        shared: SharedMemory | None = None,
+        timer: CollectiveTimer,
     ) -> None:
         self.ranks = ranks
         self.rank = ranks.index(rank)
         """Position of this process in the group."""
         self.size = len(ranks)
         self.process_group = process_group
+        self.shared = shared
         self.timer = timer
 
-    def all_reduce(self, x: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
-        """Reduced over all ranks, in place where `x` is contiguous; equal on all of them."""
+    def all_reduce(self, x: torch.Tensor, op: str = "sum") -> torch.Tensor:
+        """Reduced over all ranks ("sum", "min", "max"), in place where `x` is contiguous; equal
+        on all of them."""
         if self.size == 1:
             return x
         start_s = time.perf_counter()
         x = x.contiguous()
-        dist.all_reduce(x, op=op, group=self.process_group)
+        if self.shared is not None:
+            self.shared.all_reduce(x.view(-1), op)
+        else:
+            dist.all_reduce(x, op=REDUCE_OPS[op], group=self.process_group)
         self.timer.add(start_s)
         return x
 
@@ -54,8 +72,12 @@ class Communicator:
         if self.size == 1:
             return x
         start_s = time.perf_counter()
-        gathered = x.new_empty((self.size, *x.shape))
-        dist.all_gather_single(gathered.view(-1), x.contiguous().view(-1), group=self.process_group)
+        flat = x.contiguous().view(-1)
+        if self.shared is not None:
+            gathered = self.shared.all_gather(flat).view(self.size, *x.shape)
+        else:
+            gathered = x.new_empty((self.size, *x.shape))
+            dist.all_gather_single(gathered.view(-1), flat, group=self.process_group)
         self.timer.add(start_s)
         if dim == 0:
             return gathered.flatten(0, 1)
@@ -76,14 +98,14 @@ class Communicator:
         if self.size == 1:
             return x
         start_s = time.perf_counter()
-        received = x.new_empty((sum(recv_counts), *x.shape[1:]))
-        dist.all_to_all_single(
-            received,
-            x.contiguous(),
-            list(recv_counts),
-            list(send_counts),
-            group=self.process_group,
-        )
+        send, receive = list(send_counts), list(recv_counts)
+        if self.shared is not None:
+            received = self.shared.all_to_all(x.contiguous(), send, receive)
+        else:
+            received = x.new_empty((sum(receive), *x.shape[1:]))
+            dist.all_to_all_single(
+                received, x.contiguous(), receive, send, group=self.process_group
+            )
         self.timer.add(start_s)
         return received
 
@@ -91,6 +113,8 @@ class Communicator:
         """[size * n, ...] of partial sums -> this rank's [n, ...], summed over all ranks."""
         if self.size == 1:
             return x
+        if self.shared is not None:
+            return self.all_reduce(x.clone()).chunk(self.size)[self.rank]
         start_s = time.perf_counter()
         out = x.new_empty((len(x) // self.size, *x.shape[1:]))
         dist.reduce_scatter_single(out, x.contiguous(), group=self.process_group)
@@ -101,17 +125,27 @@ class Communicator:
         """The tensor of the group's rank `source`, written into `x`, which must be contiguous."""
         if self.size > 1:
             start_s = time.perf_counter()
-            dist.broadcast(x, self.ranks[source], group=self.process_group)
+            if self.shared is not None:
+                self.shared.broadcast(x.view(-1), source)
+            else:
+                dist.broadcast(x, self.ranks[source], group=self.process_group)
             self.timer.add(start_s)
         return x
 
     def min(self, value: int) -> int:
         """The smallest of the ranks' values, which live on the host."""
-        return int(self.all_reduce(torch.tensor(value), dist.ReduceOp.MIN))
+        return int(self.all_reduce(torch.tensor(value), "min"))
 
     def max(self, value: int) -> int:
         """The largest of the ranks' values, which live on the host."""
-        return int(self.all_reduce(torch.tensor(value), dist.ReduceOp.MAX))
+        return int(self.all_reduce(torch.tensor(value), "max"))
+
+    def close(self) -> None:
+        """Give up memory and process group; the communicator is of no use afterwards."""
+        if self.shared is not None:
+            self.shared.close()
+        if self.process_group is not None:
+            dist.destroy_process_group(self.process_group)
 
     def all_gather_objects(self, value: Any) -> list[Any]:
         """Picklable values of all ranks in rank order; for set-up and results, not for steps."""

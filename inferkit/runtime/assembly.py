@@ -74,7 +74,10 @@ def assemble(
     platform.start(place)
     join_ranks(place, backend=platform.comm_backend)
     comm = CommManager(
-        ParallelLayout.of(config.parallel), rank=place.rank, backend=platform.comm_backend
+        ParallelLayout.of(config.parallel),
+        rank=place.rank,
+        backend=platform.comm_backend,
+        local_world_size=place.local_world_size,
     )
 
     stage("resolving model")
