@@ -25,3 +25,5 @@ class StepOutput:
     inference_time: float = 0.0
     inference_time_main: float = 0.0
     inference_times_mtp: list[float] = field(default_factory=list)
+    collective_time: float = 0.0
+    """Seconds of the step in collectives, waiting for other ranks included."""

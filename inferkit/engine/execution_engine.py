@@ -1,6 +1,7 @@
 """Runs batches: inputs -> forward -> sampling. Knows no queues and no text."""
 
 import logging
+from dataclasses import replace
 
 import torch
 
@@ -72,7 +73,10 @@ class ExecutionEngine:
 
         Every TP rank must enter, also with a dummy batch, whose result is discarded.
         """
-        return self._run(batch)
+        timer = self.worker.ctx.comm.timer
+        before_s = timer.seconds
+        output = self._run(batch)
+        return replace(output, collective_time=timer.seconds - before_s)
 
     def expert_load(self) -> dict[int, list[int]] | None:
         """Layer -> tokens that each expert was chosen for, over all ranks, since the start.

@@ -7,10 +7,13 @@ Definitions. All times are seconds of the scheduler's clock unless a name says o
     tpot_s               (last token - first token) / (tokens - 1), per request
     queue_s              first step that computed a part of the prompt - arrival
     e2e_s                end - arrival
-    wall_time_s          end of the last step - first arrival
+    wall_time_s          end of the last step - first arrival; with DP ranks, whose clocks differ,
+                         the longest of their times from first to last step
+    num_steps            steps of the DP rank that took most; kv_blocks_* are of one DP rank
     *_tokens_per_s       prompt, output, and both tokens of all requests, over wall_time_s
     steps.<kind>         prefill: only prompts; decode: only one token per request; mixed: both
       step_time_s        the whole step; inference_time_s: the forward's part of it
+    collective_share     time in collectives over time in steps, waiting for other ranks included
     steady_decode_mean_s mean inference time of decode steps without the first, and without those
                          more than 1.5 interquartile ranges outside the middle half
 
@@ -71,9 +74,13 @@ def collect_metrics(
         "e2e_s": statistics(
             [_difference(request.finish_time_s, request.arrival_time_s) for request in ran]
         ),
-        "num_steps": len(records),
+        "num_steps": max(map(len, _by_dp_rank(records)), default=0),
         "steps": {kind: _step_metrics(records, kind) for kind in STEP_KINDS},
         "steady_decode_mean_s": steady_decode_mean_s(records),
+        "collective_share": _ratio(
+            sum(record.collective_time_s for record in records),
+            sum(record.step_time_s for record in records),
+        ),
         "kv_blocks_total": records[0].kv_total if records else None,
         "kv_blocks_used_max": max((record.kv_used for record in records), default=0),
         "num_preemptions": sum(record.num_preempted for record in records),
@@ -113,10 +120,23 @@ def _step_metrics(records: Sequence[StepRecord], kind: StepKind) -> dict[str, An
 
 
 def _wall_time_s(records: Sequence[StepRecord], requests: Sequence[Request]) -> float:
-    if not records:
-        return 0.0
-    start_s = min((request.arrival_time_s for request in requests), default=records[0].start_s)
-    return records[-1].start_s + records[-1].step_time_s - start_s
+    ranks = _by_dp_rank(records)
+    if len(ranks) == 1:
+        start_s = min((request.arrival_time_s for request in requests), default=records[0].start_s)
+        return _end_s(records) - start_s
+    return max((_end_s(steps) - steps[0].start_s for steps in ranks), default=0.0)
+
+
+def _by_dp_rank(records: Sequence[StepRecord]) -> list[list[StepRecord]]:
+    """The steps of each DP rank that took any, in order."""
+    ranks: dict[int, list[StepRecord]] = {}
+    for record in records:
+        ranks.setdefault(record.dp_rank, []).append(record)
+    return list(ranks.values())
+
+
+def _end_s(records: Sequence[StepRecord]) -> float:
+    return records[-1].start_s + records[-1].step_time_s
 
 
 def _ratio(value: float, base: float) -> float | None:

@@ -11,6 +11,7 @@ import torch
 
 from inferkit.config.build import build, get_target
 from inferkit.config.model_files import arch_of, check_architecture, check_user_arch
+from inferkit.config.model_rules import require_model
 from inferkit.config.schema import InferenceConfig
 from inferkit.config.space import ConfigSpace
 from inferkit.core.errors import ConfigError
@@ -186,8 +187,8 @@ def read_arch(config: InferenceConfig, source: ModelSource | None) -> Any:
     """The model's architecture, from its files or from `model.arch`.
 
     Raises:
-        ConfigError: the model class does not cover it, `model.arch` contradicts the files, or
-            requests may be longer than the model's positions.
+        ConfigError: the model class does not cover it, `model.arch` contradicts the files, or the
+            configuration asks for what this model cannot do.
     """
     target = config.model._target_
     hf_config = source.config if source else config.model.arch
@@ -195,17 +196,5 @@ def read_arch(config: InferenceConfig, source: ModelSource | None) -> Any:
     arch = arch_of(target, hf_config)
     if source and config.model.arch:
         check_user_arch(target, config.model.arch, hf_config, origin=source.path)
-    max_model_len = config.engine.max_model_len
-    if max_model_len > arch.max_context_len:
-        raise ConfigError(
-            f"engine.max_model_len={max_model_len} exceeds the model's {arch.max_context_len} "
-            "positions; lower it, data.input_truncated_len or scheduler.max_new_tokens"
-        )
-    depends = getattr(arch, "keys_depend_on_prompt_len", None)
-    if config.kv_cache.enable_prefix_cache and depends is not None and depends(max_model_len):
-        raise ConfigError(
-            f"kv_cache.enable_prefix_cache=true cannot be used up to engine.max_model_len="
-            f"{max_model_len}: with this model's rope scaling the keys of a prefix depend on the "
-            "length of the whole prompt; set kv_cache.enable_prefix_cache=false"
-        )
+    require_model(config, arch)
     return arch

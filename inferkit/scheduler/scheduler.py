@@ -204,6 +204,7 @@ class Scheduler:
             start_s=start_s,
             step_time_s=self.clock() - start_s,
             inference_time_s=output.inference_time,
+            collective_time_s=output.collective_time,
         )
         self.num_steps += 1
         logger.info(

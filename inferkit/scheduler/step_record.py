@@ -31,5 +31,7 @@ class StepRecord:
     """Wall time of the whole step: scheduling, inputs, forward, sampling, bookkeeping."""
     inference_time_s: float
     """The forward's part of it."""
+    collective_time_s: float = 0.0
+    """Of the step, spent in collectives, waiting for other ranks included."""
     dp_rank: int = 0
     """Whose step it is; DP ranks count theirs independently."""
