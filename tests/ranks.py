@@ -61,7 +61,9 @@ class RankPool:
             channel.close()
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        # Forked from a server that has imported what every case needs, once for all pools.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["inferkit.offline.inference", "tests.parallel.cases"])
         self.channels = []
         port = free_port()
         for rank in range(self.world_size):
