@@ -66,7 +66,7 @@ KNOWN_KEYS = _SHAPE_KEYS | _BOOKKEEPING_KEYS | ROPE_KEYS
 """Keys that a user may write in `model.arch`."""
 
 _DEFAULT_THETA = 150_000.0
-_DEFAULT_ROPE: Mapping[str, Any] = {
+_DEFAULT_ROPE: dict[str, Any] = {
     "rope_type": "yarn",
     "factor": 32.0,
     "beta_fast": 32.0,
@@ -143,18 +143,11 @@ def check_user_arch(
     reader.raise_faults()
 
 
-def _with_rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys with this family's rotary settings where they are absent."""
-    keys = dict(config)
-    found = keys.get("rope_parameters") or keys.get("rope_scaling")
-    if not found:
-        found = keys["rope_parameters"] = dict(_DEFAULT_ROPE)
-        keys.pop("rope_scaling", None)
-    if keys.get("rope_theta") is None and not (
-        isinstance(found, Mapping) and found.get("rope_theta") is not None
-    ):
-        keys["rope_theta"] = _DEFAULT_THETA
-    return keys
+def _with_rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The keys with this family's rotary settings where there are none."""
+    if config.get("rope_parameters") or config.get("rope_scaling"):
+        return config
+    return {**config, "rope_parameters": _DEFAULT_ROPE, "rope_scaling": None}
 
 
 def _check_name(reader: ConfigReader) -> None:
@@ -173,7 +166,12 @@ def _read(reader: ConfigReader) -> GptOssArch:
         reader.fault("head_dim", f"rotary embeddings need an even head size, this is {head_dim}")
         head_dim += 1
     max_positions = reader.integer("max_position_embeddings", 131072)
-    theta, scaling = read_rope(reader, head_dim=head_dim, max_position_embeddings=max_positions)
+    theta, scaling = read_rope(
+        reader,
+        head_dim=head_dim,
+        max_position_embeddings=max_positions,
+        default_theta=_DEFAULT_THETA,
+    )
     if reader.config.get("hidden_act", "silu") != "silu":
         reader.fault("hidden_act", "allowed is silu")
     _check_quantization(reader)
