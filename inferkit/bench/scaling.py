@@ -45,6 +45,7 @@ def main() -> None:
                 console.print(f"round {number + 1}/{args.rounds}: parallel={split}")
                 run_dir = Path(folder) / f"{split}-{number}"
                 results[split].append(_run(split, prompts, run_dir, args))
+    summaries = [_summary(split, results[split], results[splits[0]]) for split in splits]
     report = {
         "workload": {
             "prompts": args.prompts,
@@ -53,9 +54,9 @@ def main() -> None:
             "rounds": args.rounds,
             "overrides": args.overrides,
         },
-        "splits": [_summary(split, results[split], results[splits[0]]) for split in splits],
+        "splits": summaries,
     }
-    console.print(_table(report["splits"], splits[0]))
+    console.print(_table(summaries, splits[0]))
     print(json.dumps(report))
 
 

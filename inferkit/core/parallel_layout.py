@@ -177,6 +177,11 @@ def padded_size(size: int, tp_size: int) -> int:
     return -(-size // tp_size) * tp_size
 
 
+def local_size(size: int, tp_size: int) -> int:
+    """The share of one rank, padded to be equal on all."""
+    return padded_size(size, tp_size) // tp_size
+
+
 @dataclass(frozen=True, kw_only=True)
 class HeadLayout:
     """How attention heads divide among `tp_size` ranks, with padding (design section 8).

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from inferkit.core.forward_metadata import ForwardMetaData
-from inferkit.core.parallel_layout import padded_size
+from inferkit.core.parallel_layout import local_size
 from inferkit.layers.context import ModelContext
 from inferkit.layers.linear import ColumnParallelLinear
 from inferkit.layers.token_exchange import TokenExchange
@@ -22,7 +22,7 @@ class VocabParallelEmbedding(nn.Module):
         super().__init__()
         self.group = ctx.comm.group("embed_tp_group")
         self.exchange = TokenExchange("embed", ctx)
-        self.local_size = padded_size(vocab_size, self.group.size) // self.group.size
+        self.local_size = local_size(vocab_size, self.group.size)
         self.start = self.group.rank * self.local_size
         self.weight = ctx.empty(self.local_size, hidden_size)
         self.weight.weight_loader = self._load  # type: ignore[attr-defined]

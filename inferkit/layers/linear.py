@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from inferkit.core.forward_metadata import ForwardMetaData
-from inferkit.core.parallel_layout import HeadLayout, padded_size
+from inferkit.core.parallel_layout import HeadLayout, local_size
 from inferkit.layers.context import ModelContext
 from inferkit.layers.token_exchange import TokenExchange
 from inferkit.layers.weights import StoredTensor, load_slice
@@ -63,9 +63,7 @@ class MergedColumnParallelLinear(Linear):
     ) -> None:
         group = ctx.comm.group(f"{kind}_tp_group")
         self.tp_rank, tp_size = group.rank, group.size
-        self.shard_sizes = {
-            name: padded_size(size, tp_size) // tp_size for name, size in shard_sizes.items()
-        }
+        self.shard_sizes = {name: local_size(size, tp_size) for name, size in shard_sizes.items()}
         super().__init__(input_size, sum(self.shard_sizes.values()), bias=bias, ctx=ctx)
         self.set_loader(self._load_shard)
 
@@ -95,7 +93,7 @@ class ColumnParallelLinear(Linear):
     ) -> None:
         group = ctx.comm.group(f"{kind}_tp_group")
         self.tp_rank = group.rank
-        self.local_size = padded_size(output_size, group.size) // group.size
+        self.local_size = local_size(output_size, group.size)
         super().__init__(input_size, self.local_size, bias=bias, ctx=ctx)
         self.set_loader(self._load)
 
@@ -116,7 +114,7 @@ class RowParallelLinear(Linear):
         ctx: ModelContext,
     ) -> None:
         self.group = ctx.comm.group(f"{kind}_tp_group")
-        self.local_size = padded_size(input_size, self.group.size) // self.group.size
+        self.local_size = local_size(input_size, self.group.size)
         super().__init__(self.local_size, output_size, bias=bias, ctx=ctx)
         self.weight.weight_loader = self._load  # type: ignore[attr-defined]
 
@@ -200,7 +198,7 @@ class OutputProjection(Linear):
         self.head_dim = head_dim
         self.heads = held
         columns = len(held) * head_dim
-        self.local_size = padded_size(columns, self.exchange.span) // self.exchange.span
+        self.local_size = local_size(columns, self.exchange.span)
         self.start = self.exchange.position * self.local_size
         super().__init__(self.local_size, hidden_size, bias=bias, ctx=ctx)
         self.weight.weight_loader = self._load  # type: ignore[attr-defined]

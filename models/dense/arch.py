@@ -10,6 +10,7 @@ from typing import Any
 from inferkit.core.cache_spec import DTYPE_BYTES
 from inferkit.core.errors import ConfigError
 from inferkit.core.hf_config import USER_ARCH, ConfigFile, ConfigReader
+from inferkit.core.parallel_layout import HeadLayout, ParallelLayout, local_size
 from inferkit.layers.rope_config import ROPE_KEYS, RopeScaling, read_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -80,18 +81,48 @@ class DenseArch:
     @property
     def num_parameters(self) -> int:
         """Weights of the checkpoint; a tied head counts once."""
-        hidden, inner = self.hidden_size, self.intermediate_size
-        attention = hidden * (2 * self.q_size + 2 * self.kv_size)
-        attention += self.attention_bias * (self.q_size + 2 * self.kv_size)
-        attention += self.attention_output_bias * hidden
-        attention += self.qk_norm * 2 * self.head_dim
-        mlp = 3 * hidden * inner + self.mlp_bias * (2 * inner + hidden)
-        embeddings = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2)
-        return self.num_hidden_layers * (attention + mlp + 2 * hidden) + embeddings + hidden
+        return self.num_parameters_of_rank(ParallelLayout())
+
+    def num_parameters_of_rank(self, layout: ParallelLayout) -> int:
+        """Weights that one rank holds, padding included; equal on all ranks."""
+        hidden = self.hidden_size
+        total = self.num_hidden_layers * (self._attention_of_rank(layout) + 2 * hidden) + hidden
+        total += self._mlps_of_rank(layout)
+        total += hidden * local_size(self.vocab_size, layout.embed_tp_size)
+        if not self.tie_word_embeddings or layout.embed_tp_size != layout.lmhead_tp_size:
+            total += hidden * local_size(self.vocab_size, layout.lmhead_tp_size)
+        return total
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """KV cache of one token over all layers, in bytes, for "float32" and the like."""
-        return self.num_hidden_layers * 2 * self.kv_size * DTYPE_BYTES[dtype]
+        return self.kv_bytes_per_token_of_rank(dtype, ParallelLayout())
+
+    def kv_bytes_per_token_of_rank(self, dtype: str, layout: ParallelLayout) -> int:
+        """KV cache of one token on one rank over all layers, padded heads included, in bytes."""
+        kv_size = self.heads(layout).num_local_kv_heads * self.head_dim
+        return self.num_hidden_layers * 2 * kv_size * DTYPE_BYTES[dtype]
+
+    def heads(self, layout: ParallelLayout) -> HeadLayout:
+        return HeadLayout(
+            num_heads=self.num_attention_heads,
+            num_kv_heads=self.num_key_value_heads,
+            tp_size=layout.attn_tp_size,
+        )
+
+    def _attention_of_rank(self, layout: ParallelLayout) -> int:
+        """Weights of the attention of one layer."""
+        heads, hidden = self.heads(layout), self.hidden_size
+        qkv = (heads.num_local_heads + 2 * heads.num_local_kv_heads) * self.head_dim
+        out = heads.num_local_heads * self.head_dim
+        out *= max(1, layout.attn_tp_size // layout.o_proj_tp_size)
+        total = hidden * (qkv + local_size(out, layout.dp_span("o_proj")))
+        total += self.attention_bias * qkv + self.attention_output_bias * hidden
+        return total + self.qk_norm * 2 * self.head_dim
+
+    def _mlps_of_rank(self, layout: ParallelLayout) -> int:
+        """Weights of the feed-forward networks of all layers."""
+        hidden, inner = self.hidden_size, local_size(self.intermediate_size, layout.dense_tp_size)
+        return self.num_hidden_layers * (3 * hidden * inner + self.mlp_bias * (2 * inner + hidden))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from inferkit.core.parallel_layout import padded_size
+from inferkit.core.parallel_layout import local_size
 from inferkit.layers.context import ModelContext
 from inferkit.layers.functional import silu_and_mul
 from inferkit.layers.weights import StoredTensor, load_slice
@@ -44,7 +44,7 @@ class LocalExperts(nn.Module):
         self.num_local = num_experts // ep_group.size
         self.first = ep_group.rank * self.num_local
         self.tp_rank = tp_group.rank
-        self.local_size = padded_size(intermediate_size, tp_group.size) // tp_group.size
+        self.local_size = local_size(intermediate_size, tp_group.size)
         self.platform = ctx.platform
         self.activation = activation
         self.w13: torch.Tensor = ctx.empty(self.num_local, 2 * self.local_size, hidden_size)
