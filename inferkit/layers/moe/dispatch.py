@@ -72,7 +72,8 @@ def combine(rows_MH: torch.Tensor, pairs_M: torch.Tensor, weights_GK: torch.Tens
 
     The sum runs in the order of the token's experts, whatever the order of the rows.
     """
-    rows_PH = rows_MH.new_zeros(weights_GK.numel(), rows_MH.shape[1])
+    hidden_size = rows_MH.shape[1]
+    rows_PH = rows_MH.new_zeros(weights_GK.numel(), hidden_size)
     rows_PH[pairs_M] = rows_MH
     weights_G1K = weights_GK.to(rows_MH.dtype)[:, None]
-    return torch.bmm(weights_G1K, rows_PH.view(*weights_GK.shape, -1))[:, 0]
+    return torch.bmm(weights_G1K, rows_PH.view(*weights_GK.shape, hidden_size))[:, 0]
