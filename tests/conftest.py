@@ -138,14 +138,10 @@ def save_tiny_model(directory: Path, family: str, overrides: dict[str, Any]) -> 
         LlamaForCausalLM,
         MistralConfig,
         MistralForCausalLM,
-        MixtralConfig,
-        MixtralForCausalLM,
         Qwen2Config,
         Qwen2ForCausalLM,
         Qwen3Config,
         Qwen3ForCausalLM,
-        Qwen3MoeConfig,
-        Qwen3MoeForCausalLM,
     )
 
     classes: dict[str, tuple[Any, Any]] = {
@@ -154,8 +150,6 @@ def save_tiny_model(directory: Path, family: str, overrides: dict[str, Any]) -> 
         "mistral": (MistralConfig, MistralForCausalLM),
         "qwen2": (Qwen2Config, Qwen2ForCausalLM),
         "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-        "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
-        "mixtral": (MixtralConfig, MixtralForCausalLM),
         "gpt_oss": (GptOssConfig, GptOssForCausalLM),
     }
     vocab_size = save_byte_tokenizer(directory)
@@ -184,10 +178,6 @@ def save_tiny_model(directory: Path, family: str, overrides: dict[str, Any]) -> 
     config_class, model_class = classes[family]
     if family == "mistral":
         values["sliding_window"] = None
-    if family in ("qwen3_moe", "mixtral"):
-        values |= {"num_experts": 8, "num_experts_per_tok": 2}
-    if family == "qwen3_moe":
-        values |= {"moe_intermediate_size": 44, "norm_topk_prob": True}
     if family == "gpt_oss":
         # Experts do not divide by three; the limit is one that these activations reach.
         values |= {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 44}

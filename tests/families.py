@@ -75,6 +75,62 @@ FAMILIES: dict[str, Family] = {
             }
         ),
     ),
+    "mixtral": Family(
+        architecture="MixtralForCausalLM",
+        config_class="MixtralConfig",
+        config={"num_local_experts": 8, "num_experts_per_tok": 2},
+        variants={
+            "mixtral": {},
+            # None of the splits divides the heads or the experts' inner size.
+            "mixtral_nine_heads": {
+                "num_attention_heads": 9,
+                "num_key_value_heads": 3,
+                "intermediate_size": 70,
+            },
+            "mixtral_window": {"sliding_window": 7, "num_experts_per_tok": 1},
+        },
+        cover=frozenset(
+            {
+                ("mixtral", "wide"),
+                ("mixtral_nine_heads", "tp4"),
+                ("mixtral_nine_heads", "tp3"),
+                ("mixtral_window", "ep2"),
+                ("mixtral_window", "crossed"),
+            }
+        ),
+    ),
+    "qwen3_moe": Family(
+        architecture="Qwen3MoeForCausalLM",
+        config_class="Qwen3MoeConfig",
+        config={"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 44},
+        variants={
+            # By the step layers 0 and 2 have one MLP, by the list layer 3.
+            "qwen3_moe_sparse": {
+                "num_hidden_layers": 4,
+                "decoder_sparse_step": 2,
+                "mlp_only_layers": [3],
+                "attention_bias": True,
+                "tie_word_embeddings": True,
+            },
+            "qwen3_moe": {"norm_topk_prob": True},
+            "qwen3_moe_window": {
+                "use_sliding_window": True,
+                "sliding_window": 7,
+                "num_experts_per_tok": 3,
+                "head_dim": 32,
+            },
+        },
+        cover=frozenset(
+            {
+                ("qwen3_moe", "tp2"),
+                ("qwen3_moe", "ep4"),
+                ("qwen3_moe", "dp2tp2"),
+                ("qwen3_moe", "cp2"),
+                ("qwen3_moe_sparse", "dp2"),
+                ("qwen3_moe_window", "narrow"),
+            }
+        ),
+    ),
 }
 
 VARIANTS: dict[str, tuple[str, Mapping[str, Any]]] = {
