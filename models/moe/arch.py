@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from inferkit.core.cache_spec import DTYPE_BYTES
 from inferkit.core.errors import ConfigError
 from inferkit.core.hf_config import USER_ARCH, ConfigFile, ConfigReader
-from inferkit.core.parallel_layout import HeadLayout, ParallelLayout, padded_size
+from inferkit.core.parallel_layout import ParallelLayout, local_size
 from inferkit.models.dense import arch as dense
 
 
@@ -29,53 +28,13 @@ class MoEArch(dense.DenseArch):
     moe_layers: tuple[int, ...]
     """Layers with experts."""
 
-    @property
-    def num_dense_layers(self) -> int:
-        return self.num_hidden_layers - len(self.moe_layers)
-
-    @property
-    def num_parameters(self) -> int:
-        """Weights of the checkpoint; a tied head counts once."""
-        return self.num_parameters_of_rank(ParallelLayout())
-
-    def num_parameters_of_rank(self, layout: ParallelLayout) -> int:
-        """Weights that one rank holds, padding included; equal on all ranks."""
-        hidden = self.hidden_size
-        experts = self.num_experts // layout.moe_ep_size
-        experts *= 3 * hidden * _share(self.moe_intermediate_size, layout.moe_tp_size)
-        mlp = 3 * hidden * _share(self.intermediate_size, layout.dense_tp_size)
-        total = self.num_hidden_layers * (self._attention_of_rank(layout) + 2 * hidden) + hidden
-        total += len(self.moe_layers) * (self.num_experts * hidden + experts)
-        total += self.num_dense_layers * mlp
-        total += hidden * _share(self.vocab_size, layout.embed_tp_size)
-        if not self.tie_word_embeddings or layout.embed_tp_size != layout.lmhead_tp_size:
-            total += hidden * _share(self.vocab_size, layout.lmhead_tp_size)
-        return total
-
-    def kv_bytes_per_token_of_rank(self, dtype: str, layout: ParallelLayout) -> int:
-        """KV cache of one token on one rank over all layers, padded heads included, in bytes."""
-        kv_size = self._heads(layout).num_local_kv_heads * self.head_dim
-        return self.num_hidden_layers * 2 * kv_size * DTYPE_BYTES[dtype]
-
-    def _heads(self, layout: ParallelLayout) -> HeadLayout:
-        return HeadLayout(
-            num_heads=self.num_attention_heads,
-            num_kv_heads=self.num_key_value_heads,
-            tp_size=layout.attn_tp_size,
-        )
-
-    def _attention_of_rank(self, layout: ParallelLayout) -> int:
-        heads, hidden = self._heads(layout), self.hidden_size
-        qkv = (heads.num_local_heads + 2 * heads.num_local_kv_heads) * self.head_dim
-        out = heads.num_local_heads * self.head_dim
-        out *= max(1, layout.attn_tp_size // layout.o_proj_tp_size)
-        total = hidden * (qkv + _share(out, layout.dp_span("o_proj")))
-        total += self.attention_bias * qkv + self.attention_output_bias * hidden
-        return total + self.qk_norm * 2 * self.head_dim
-
-
-def _share(size: int, tp_size: int) -> int:
-    return padded_size(size, tp_size) // tp_size
+    def _mlps_of_rank(self, layout: ParallelLayout) -> int:
+        hidden, num_moe_layers = self.hidden_size, len(self.moe_layers)
+        inner = local_size(self.moe_intermediate_size, layout.moe_tp_size)
+        experts = self.num_experts // layout.moe_ep_size * 3 * hidden * inner
+        mlp = 3 * hidden * local_size(self.intermediate_size, layout.dense_tp_size)
+        total = num_moe_layers * (self.num_experts * hidden + experts)
+        return total + (self.num_hidden_layers - num_moe_layers) * mlp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,8 +166,7 @@ def _read_dense(reader: ConfigReader, family: _Family) -> dict[str, Any]:
     keys.pop("model_type", None)
     if not reader.has("head_dim"):
         keys["head_dim"] = _head_dim(reader)
-    nested = [reader.config.get(key) for key in ("rope_parameters", "rope_scaling")]
-    if not reader.has("rope_theta") and any(rope and "rope_theta" in rope for rope in nested):
+    if not reader.has("rope_theta") and _has_nested_theta(reader):
         keys.pop("rope_theta", None)
     try:
         arch = dense.parse_arch(keys, origin=reader.origin)
@@ -216,6 +174,12 @@ def _read_dense(reader: ConfigReader, family: _Family) -> dict[str, Any]:
         reader.faults += str(error).splitlines()
         return {}
     return {entry.name: getattr(arch, entry.name) for entry in fields(arch)}
+
+
+def _has_nested_theta(reader: ConfigReader) -> bool:
+    """Whether one of the rotary dictionaries has the base, which a default would contradict."""
+    nested = (reader.config.get(key) for key in ("rope_parameters", "rope_scaling"))
+    return any(isinstance(rope, Mapping) and "rope_theta" in rope for rope in nested)
 
 
 def _head_dim(reader: ConfigReader) -> int | None:
