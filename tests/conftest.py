@@ -130,8 +130,6 @@ def save_tiny_model(directory: Path, family: str, overrides: dict[str, Any]) -> 
     import torch
     import transformers
     from transformers import (
-        DeepseekV3Config,
-        DeepseekV3ForCausalLM,
         GptOssConfig,
         GptOssForCausalLM,
         LlamaConfig,
@@ -145,7 +143,6 @@ def save_tiny_model(directory: Path, family: str, overrides: dict[str, Any]) -> 
     )
 
     classes: dict[str, tuple[Any, Any]] = {
-        "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
         "llama": (LlamaConfig, LlamaForCausalLM),
         "mistral": (MistralConfig, MistralForCausalLM),
         "qwen2": (Qwen2Config, Qwen2ForCausalLM),
@@ -183,24 +180,6 @@ def save_tiny_model(directory: Path, family: str, overrides: dict[str, Any]) -> 
         values |= {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 44}
         values |= {"sliding_window": 7, "swiglu_limit": 0.5, "rope_parameters": GPT_OSS_ROPE}
         values["max_position_embeddings"] = 128
-    if family == "deepseek_v3":
-        values |= {
-            "num_hidden_layers": 3,
-            "num_key_value_heads": overrides.get("num_attention_heads", 4),
-            "q_lora_rank": 24,
-            "kv_lora_rank": 32,
-            "qk_nope_head_dim": 16,
-            "qk_rope_head_dim": 8,
-            "v_head_dim": 12,
-            "first_k_dense_replace": 1,
-            "n_routed_experts": 16,
-            "n_group": 4,
-            "topk_group": 2,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 44,
-            "n_shared_experts": 2,
-        }
-        del values["head_dim"]
     config = config_class(**(values | overrides))
     # The generator that transformers initialises from is global: leave it as it was.
     with torch.random.fork_rng(devices=[]):
@@ -211,9 +190,6 @@ def save_tiny_model(directory: Path, family: str, overrides: dict[str, Any]) -> 
             for parameter in model.parameters():
                 if parameter.ndim == 1:
                     parameter.add_(torch.randn_like(parameter), alpha=0.1)
-            for name, buffer in model.named_buffers():
-                if name.endswith("e_score_correction_bias"):
-                    buffer.add_(torch.randn_like(buffer), alpha=0.1)
             for name, parameter in model.named_parameters():
                 # Biases of experts have two dimensions; small sinks would hardly be seen.
                 if family == "gpt_oss" and name.endswith(("_proj_bias", ".sinks")):

@@ -30,9 +30,97 @@ class Family:
     that would hide a parameter. Those of one dimension are no longer so when this is called."""
 
 
+def random_expert_biases(model: Any) -> None:
+    """Biases that decide with the scores, which transformers keeps as buffers of zeros."""
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_(std=0.1)
+
+
+DEEPSEEK_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    # Unequal, so that both the scores and the rotated parts have a temperature.
+    "mscale": 1.3,
+    "mscale_all_dim": 0.8,
+}
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 FAMILIES: dict[str, Family] = {
+    "deepseek_v3": Family(
+        architecture="DeepseekV3ForCausalLM",
+        config_class="DeepseekV3Config",
+        config={
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 4,
+            "q_lora_rank": 24,
+            "kv_lora_rank": 32,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            # transformers takes the size of the rotated part from here.
+            "head_dim": 8,
+            "v_head_dim": 12,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 16,
+            "n_group": 4,
+            "topk_group": 2,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 44,
+            "n_shared_experts": 2,
+        },
+        variants={
+            "deepseek_v3": {},
+            "deepseek_direct_queries_biases": {
+                "q_lora_rank": None,
+                "rope_interleave": False,
+                "attention_bias": True,
+            },
+            "deepseek_yarn": {"rope_parameters": DEEPSEEK_YARN, "max_position_embeddings": 128},
+            "deepseek_five_heads_tied_yarn": {
+                "num_attention_heads": 5,
+                "num_key_value_heads": 5,
+                "q_lora_rank": None,
+                "rope_parameters": DEEPSEEK_YARN,
+                "max_position_embeddings": 128,
+                "tie_word_embeddings": True,
+            },
+            "deepseek_one_group": {
+                "n_group": 1,
+                "topk_group": 1,
+                "norm_topk_prob": False,
+                "routed_scaling_factor": 1.7,
+                "n_shared_experts": 1,
+                "first_k_dense_replace": 0,
+                "num_hidden_layers": 2,
+            },
+            # Within the limits of the NPU's operators for latent attention.
+            "deepseek_npu_sized": {
+                "num_attention_heads": 32,
+                "num_key_value_heads": 32,
+                "kv_lora_rank": 512,
+                "qk_nope_head_dim": 32,
+                "qk_rope_head_dim": 64,
+                "head_dim": 64,
+                "v_head_dim": 32,
+                "num_hidden_layers": 2,
+                # Sums over larger latents would make the logits many times as large.
+                "initializer_range": 0.08,
+            },
+        },
+        cover=frozenset(
+            {
+                ("deepseek_v3", "crossed"),
+                ("deepseek_v3", "ep4"),
+                ("deepseek_direct_queries_biases", "narrow"),
+                ("deepseek_yarn", "dp2tp2"),
+                ("deepseek_yarn", "cp2"),
+                ("deepseek_five_heads_tied_yarn", "tp3"),
+            }
+        ),
+        prepare=random_expert_biases,
+    ),
     "gemma3": Family(
         architecture="Gemma3ForCausalLM",
         config_class="Gemma3TextConfig",
