@@ -169,11 +169,11 @@ FAMILIES: dict[str, Family] = {
         config={"num_local_experts": 8, "num_experts_per_tok": 2},
         variants={
             "mixtral": {},
-            # None of the splits divides the heads or the experts' inner size.
+            # Splits do not divide the heads; three ranks do not divide the experts' inner size.
             "mixtral_nine_heads": {
                 "num_attention_heads": 9,
                 "num_key_value_heads": 3,
-                "intermediate_size": 70,
+                "intermediate_size": 68,
             },
             "mixtral_window": {"sliding_window": 7, "num_experts_per_tok": 1},
         },
