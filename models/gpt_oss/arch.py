@@ -9,7 +9,7 @@ from typing import Any
 
 from inferkit.core.errors import ConfigError
 from inferkit.core.hf_config import USER_ARCH, ConfigFile, ConfigReader
-from inferkit.core.parallel_layout import ParallelLayout, padded_size
+from inferkit.core.parallel_layout import ParallelLayout, local_size
 from inferkit.layers.rope_config import ROPE_KEYS, read_rope
 from inferkit.models.dense.arch import FULL, SLIDING
 from inferkit.models.moe.arch import MoEArch
@@ -85,15 +85,15 @@ class GptOssArch(MoEArch):
     swiglu_limit: float
     """The gate is cut above it, the other half on both sides."""
 
-    def num_parameters_of_rank(self, layout: ParallelLayout) -> int:
-        """Weights that one rank holds, dequantised, padding included; equal on all ranks."""
-        tp_size = layout.moe_tp_size
-        inner = padded_size(self.moe_intermediate_size, tp_size) // tp_size
-        expert_biases = 2 * inner + self.hidden_size
-        # Beside what every decoder with experts has: sinks, and biases of router and experts.
-        layer = self._heads(layout).num_local_heads + self.num_experts
-        layer += self.num_experts // layout.moe_ep_size * expert_biases
-        return super().num_parameters_of_rank(layout) + self.num_hidden_layers * layer
+    def _attention_of_rank(self, layout: ParallelLayout) -> int:
+        num_sinks = self.heads(layout).num_local_heads
+        return super()._attention_of_rank(layout) + num_sinks
+
+    def _mlps_of_rank(self, layout: ParallelLayout) -> int:
+        inner = local_size(self.moe_intermediate_size, layout.moe_tp_size)
+        biases = self.num_experts // layout.moe_ep_size * (2 * inner + self.hidden_size)
+        biases += self.num_experts  # of the router
+        return super()._mlps_of_rank(layout) + self.num_hidden_layers * biases
 
 
 def parse_arch(
