@@ -3,7 +3,7 @@
 A rank has the heads of its share and, as every rank of its attention group, the whole cache: one
 latent and one rotated key part per token serve all heads.
 Legend: T = packed tokens, K = input size, N = heads of this rank, C = latent size, P = rotated
-part of a head, Q = whole query, V = value, O = what a latent is expanded to.
+part of a head, D = the rest of it, Q = D + P, V = value size.
 """
 
 from collections.abc import Sequence
@@ -53,14 +53,37 @@ class HeadParallelLinear(Linear):
 
 
 class LatentExpansion(HeadParallelLinear):
-    """The projection of a latent to each head's key and value; the attention applies it."""
+    """The projection of a latent to the key (D) and value of each head; the attention applies it.
+
+    Some steps multiply by its two parts head by head, so each part is kept plain and contiguous.
+    """
+
+    def __init__(
+        self,
+        latent_size: int,
+        heads: Sequence[int | None],
+        key_size: int,
+        value_size: int,
+        *,
+        ctx: ModelContext,
+    ) -> None:
+        super().__init__(latent_size, heads, key_size + value_size, ctx=ctx)
+        self.key_size = key_size
+        self._parts: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def pack(self) -> None:
-        """Stays plain: decode steps multiply by its two parts, head by head."""
+        """Divide the weight; the whole one goes."""
+        w_k_NDC, w_v_NVC = self.weights
+        self._parts = (w_k_NDC.contiguous(), w_v_NVC.contiguous())
+        del self.weight
 
     @property
-    def weight_NOC(self) -> torch.Tensor:
-        return self.weight.view(len(self.heads), self.head_size, -1)
+    def weights(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """[N, D, C] of the keys and [N, V, C] of the values."""
+        if self._parts is not None:
+            return self._parts
+        of_head = self.weight.detach().view(len(self.heads), self.head_size, -1)
+        return of_head[:, : self.key_size], of_head[:, self.key_size :]
 
 
 class LatentAttention(nn.Module):
@@ -97,10 +120,13 @@ class LatentAttention(nn.Module):
         q_TNQ: torch.Tensor,
         latent_T1C: torch.Tensor,
         rope_T1P: torch.Tensor,
-        weight_NOC: torch.Tensor,
+        weights: tuple[torch.Tensor, torch.Tensor],
         forward_metadata: ForwardMetaData,
     ) -> torch.Tensor:
-        """Write this step's latents and rotated parts, then attend; returns [T, N, V]."""
+        """Write this step's latents and rotated parts, then attend; returns [T, N, V].
+
+        `weights` are those of the `LatentExpansion`.
+        """
         assert self.k_cache is not None and self.v_cache is not None, "the cache is not bound"
         plan = forward_metadata.attention_plans[self.cache_spec.manager_key]
         paged = self.platform.cache
@@ -110,7 +136,7 @@ class LatentAttention(nn.Module):
                 q_TNQ[tokens],
                 latent_T1C[tokens],
                 rope_T1P[tokens],
-                weight_NOC,
+                weights,
                 cache,
                 plan,
                 self.scale,

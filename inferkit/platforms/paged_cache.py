@@ -198,13 +198,13 @@ class PagedCache:
         q_TNQ: torch.Tensor,
         latent_T1C: torch.Tensor,
         rope_T1P: torch.Tensor,
-        weight_NOC: torch.Tensor,
+        weights: tuple[torch.Tensor, torch.Tensor],
         cache: tuple[torch.Tensor, ...],
         plan: AttentionPlan,
         scale: float,
     ) -> torch.Tensor:
         """The same for latent attention; returns [T, N, V]. See paged_latent.py."""
-        return attend_latent(q_TNQ, latent_T1C, rope_T1P, weight_NOC, cache, plan, scale)
+        return attend_latent(q_TNQ, latent_T1C, rope_T1P, weights, cache, plan, scale)
 
 
 def _gather(tensor: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ def attend_latent(
     q_TNQ: torch.Tensor,
     latent_T1C: torch.Tensor,
     rope_T1P: torch.Tensor,
-    weight_NOC: torch.Tensor,
+    weights: tuple[torch.Tensor, torch.Tensor],
     cache: tuple[torch.Tensor, ...],
     plan: "AttentionPlan",
     scale: float,
@@ -39,10 +39,10 @@ def attend_latent(
     Args:
         q_TNQ: Q = D + P, the rotated part last.
         latent_T1C, rope_T1P: what the step's tokens store.
-        weight_NOC: O = D + V, W_k over W_v of each head.
+        weights: W_k [N, D, C] and W_v [N, V, C] of the heads, each contiguous for speed.
         cache: latents [blocks, block size, 1, C] and rotated parts [blocks, block size, 1, P].
     """
-    attention = _LatentAttention(weight_NOC, rope_T1P.shape[-1], q_TNQ.shape[-1], scale)
+    attention = _LatentAttention(*weights, scale)
     latent_TC, rope_TP = latent_T1C[:, 0], rope_T1P[:, 0]
     out_TNV = q_TNQ.new_empty(*q_TNQ.shape[:2], attention.value_size)
     for rows in plan.fresh:
@@ -74,22 +74,21 @@ def is_absorbing_cheaper(
 class _LatentAttention:
     """Both forms for the heads of one layer."""
 
-    weight_NOC: torch.Tensor
-    rope_size: int
-    query_size: int
+    w_k_NDC: torch.Tensor
+    w_v_NVC: torch.Tensor
     scale: float
 
     @property
     def latent_size(self) -> int:
-        return self.weight_NOC.shape[-1]
+        return self.w_k_NDC.shape[2]
 
     @property
     def nope_size(self) -> int:
-        return self.query_size - self.rope_size
+        return self.w_k_NDC.shape[1]
 
     @property
     def value_size(self) -> int:
-        return self.weight_NOC.shape[1] - self.nope_size
+        return self.w_v_NVC.shape[1]
 
     def fresh(
         self, q: torch.Tensor, latent: torch.Tensor, rope: torch.Tensor, rows: "FreshRows"
@@ -161,7 +160,7 @@ class _LatentAttention:
         """
         latents, ropes = (tensor.flatten(0, 2) for tensor in cache)
         num_cached, size = len(slots), self.latent_size
-        keys = latents.new_empty(num_cached + num_more, size + self.rope_size)
+        keys = latents.new_empty(num_cached + num_more, size + ropes.shape[-1])
         torch.index_select(latents, 0, slots, out=keys[:num_cached, :size])
         torch.index_select(ropes, 0, slots, out=keys[:num_cached, size:])
         return keys
@@ -170,22 +169,22 @@ class _LatentAttention:
         self, latent_LC: torch.Tensor, rope_LP: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys [L, N, Q], and values [L, N, >= V] padded to the size of the keys."""
-        num_heads, size = len(self.weight_NOC), self.nope_size
-        kv_LNO = F.linear(latent_LC, self.weight_NOC.flatten(0, 1)).unflatten(1, (num_heads, -1))
-        k_LNQ = kv_LNO.new_empty(len(kv_LNO), num_heads, self.query_size)
-        k_LNQ[..., :size] = kv_LNO[..., :size]
+        num_heads, size = len(self.w_k_NDC), self.nope_size
+        query_size = size + rope_LP.shape[-1]
+        k_LNQ = latent_LC.new_empty(len(latent_LC), num_heads, query_size)
+        k_LND = F.linear(latent_LC, self.w_k_NDC.flatten(0, 1))
+        k_LNQ[..., :size] = k_LND.unflatten(1, (num_heads, -1))
         k_LNQ[..., size:] = rope_LP[:, None]
-        padding = max(0, self.query_size - self.value_size)
-        return k_LNQ, F.pad(kv_LNO[..., size:], (0, padding))
+        v_LNV = F.linear(latent_LC, self.w_v_NVC.flatten(0, 1)).unflatten(1, (num_heads, -1))
+        return k_LNQ, F.pad(v_LNV, (0, max(0, query_size - self.value_size)))
 
     def absorb(self, q_nNQ: torch.Tensor) -> torch.Tensor:
         """[n, N, Q] -> [n, N, C + P]."""
-        size = self.nope_size
-        q_NnC = torch.bmm(q_nNQ[..., :size].transpose(0, 1), self.weight_NOC[:, :size])
-        return torch.cat((q_NnC.transpose(0, 1), q_nNQ[..., size:]), dim=-1)
+        q_nND, q_nNP = q_nNQ[..., : self.nope_size], q_nNQ[..., self.nope_size :]
+        q_NnC = torch.bmm(q_nND.transpose(0, 1), self.w_k_NDC)
+        return torch.cat((q_NnC.transpose(0, 1), q_nNP), dim=-1)
 
     def values(self, out_nNC: torch.Tensor) -> torch.Tensor:
         """[n, N, >= C] attention over latents -> [n, N, V]."""
         out_NnC = out_nNC[..., : self.latent_size].transpose(0, 1)
-        weight_NCV = self.weight_NOC[:, self.nope_size :].transpose(1, 2)
-        return torch.bmm(out_NnC, weight_NCV).transpose(0, 1)
+        return torch.bmm(out_NnC, self.w_v_NVC.transpose(1, 2)).transpose(0, 1)

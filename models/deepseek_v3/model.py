@@ -71,7 +71,7 @@ class DeepseekV3Attention(nn.Module):
         )
         self.kv_a_layernorm = RMSNorm(arch.kv_lora_rank, LATENT_NORM_EPS, ctx=ctx)
         self.kv_b_proj = LatentExpansion(
-            arch.kv_lora_rank, heads, arch.qk_nope_head_dim + arch.v_head_dim, ctx=ctx
+            arch.kv_lora_rank, heads, arch.qk_nope_head_dim, arch.v_head_dim, ctx=ctx
         )
         self.o_proj = OutputProjection(
             layout, arch.v_head_dim, hidden, bias=arch.attention_bias, ctx=ctx
@@ -100,7 +100,7 @@ class DeepseekV3Attention(nn.Module):
         latent_T1C = self.kv_a_layernorm(kv_T1[..., : arch.kv_lora_rank])
         rope_T1P = apply_rotary(kv_T1[..., arch.kv_lora_rank :], *rotary)
         out_TNV = self.attention(
-            q_TNQ, latent_T1C, rope_T1P, self.kv_b_proj.weight_NOC, forward_metadata
+            q_TNQ, latent_T1C, rope_T1P, self.kv_b_proj.weights, forward_metadata
         )
         out_TH: torch.Tensor = self.o_proj(out_TNV.flatten(1), forward_metadata)
         return out_TH

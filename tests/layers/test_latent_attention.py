@@ -96,7 +96,8 @@ def test_attend_equals_plain_attention(rows, block_size, latent_size, value_size
         slots=torch.cat(slots),
     )
     paged.write(cache, (latent, rope), plan.slots)
-    out = paged.attend_latent(q, latent, rope, weight, cache, plan, SCALE)
+    weights = (weight[:, :NOPE], weight[:, NOPE:])
+    out = paged.attend_latent(q, latent, rope, weights, cache, plan, SCALE)
     assert out.dtype is dtype
     tolerance = 1e-5 if dtype is torch.float32 else 4e-2
     torch.testing.assert_close(out.float(), torch.cat(expected), atol=tolerance, rtol=tolerance)
@@ -147,9 +148,15 @@ def test_interleaved_pairs_are_held_as_two_halves():
     assert layer.weight[:, 0].tolist() == layer.bias.tolist() == expected
 
 
-def test_the_expansion_stays_plain():
-    layer = LatentExpansion(LATENT, [0, 1, None], NOPE + VALUE, ctx=make_context())
-    weight = layer.weight
+def test_the_expansion_is_kept_in_two_parts():
+    layer = LatentExpansion(LATENT, [0, 1, None], NOPE, VALUE, ctx=make_context())
+    stored = torch.randn(2 * (NOPE + VALUE), LATENT)
+    layer.weight.weight_loader(layer.weight, Stored(stored), None)
+    plain = layer.weights
     layer.pack()
-    assert layer.weight is weight
-    assert layer.weight_NOC.shape == (3, NOPE + VALUE, LATENT)
+    assert dict(layer.named_parameters()) == {}
+    of_head = torch.cat((stored.view(2, -1, LATENT), torch.zeros(1, NOPE + VALUE, LATENT)))
+    for weights in (plain, layer.weights):
+        assert torch.equal(weights[0], of_head[:, :NOPE])
+        assert torch.equal(weights[1], of_head[:, NOPE:])
+    assert all(weight.is_contiguous() for weight in layer.weights)
