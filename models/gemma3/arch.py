@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inferkit.core.cache_spec import DTYPE_BYTES
 from inferkit.core.errors import ConfigError
 from inferkit.core.hf_config import USER_ARCH, ConfigFile, ConfigReader
-from inferkit.core.parallel_layout import HeadLayout, ParallelLayout, padded_size
+from inferkit.core.parallel_layout import ParallelLayout
 from inferkit.layers.rope_config import ROPE_KEYS, RopeScaling, read_rope, read_rope_scaling
+from inferkit.models.dense.arch import FULL, SLIDING, DenseArch
 
 ARCHITECTURE = "Gemma3ForCausalLM"
 MODEL_TYPE = "gemma3_text"
-FULL, SLIDING = "full_attention", "sliding_attention"
 ACTIVATION = "gelu_pytorch_tanh"
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Those whose frequencies do not depend on a length."""
@@ -77,94 +76,27 @@ class Rope:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gemma3Arch:
-    """What the layers of a Gemma-3 text decoder need to know."""
+class Gemma3Arch(DenseArch):
+    """A dense decoder with two more norms in each layer, and rotary angles by type of layer.
 
-    architecture: str = ARCHITECTURE
-    model_type: str = MODEL_TYPE
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    query_pre_attn_scalar: float
-    """Products of queries and keys are divided by its square root."""
-    rms_norm_eps: float
-    max_position_embeddings: int
-    tie_word_embeddings: bool
-    attention_bias: bool
-    """Biases on q, k, v and o."""
+    `rope_theta` and `rope_scaling` are those of full attention, as in `ropes`.
+    """
+
+    layer_types: tuple[str, ...]
     ropes: Mapping[str, Rope]
     """By type of layer."""
-    layer_types: tuple[str, ...]
-    """"full_attention" or "sliding_attention" of each layer."""
-    sliding_window: int
-    """Of sliding layers, in tokens, the query's own included."""
-    bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
+    query_pre_attn_scalar: float
+    """Products of queries and keys are divided by its square root."""
 
     @property
     def max_context_len(self) -> int:
         """Longest request in tokens; the positions include what a rope scaling adds."""
         return self.max_position_embeddings
 
-    @property
-    def q_size(self) -> int:
-        return self.num_attention_heads * self.head_dim
-
-    @property
-    def kv_size(self) -> int:
-        return self.num_key_value_heads * self.head_dim
-
-    def window(self, layer_idx: int) -> int | None:
-        """None = full attention."""
-        return self.sliding_window if self.layer_types[layer_idx] == SLIDING else None
-
-    @property
-    def num_parameters(self) -> int:
-        """Weights of the checkpoint; a tied head counts once."""
-        return self.num_parameters_of_rank(ParallelLayout())
-
     def num_parameters_of_rank(self, layout: ParallelLayout) -> int:
         """Weights that one rank holds, padding included; equal on all ranks."""
-        hidden = self.hidden_size
-        layer = self._attention_of_rank(layout) + 4 * hidden
-        layer += 3 * hidden * _share(self.intermediate_size, layout.dense_tp_size)
-        total = self.num_hidden_layers * layer + hidden
-        total += hidden * _share(self.vocab_size, layout.embed_tp_size)
-        if not self.tie_word_embeddings or layout.embed_tp_size != layout.lmhead_tp_size:
-            total += hidden * _share(self.vocab_size, layout.lmhead_tp_size)
-        return total
-
-    def kv_bytes_per_token(self, dtype: str) -> int:
-        """KV cache of one token over all layers, in bytes, for "float32" and the like."""
-        return self.kv_bytes_per_token_of_rank(dtype, ParallelLayout())
-
-    def kv_bytes_per_token_of_rank(self, dtype: str, layout: ParallelLayout) -> int:
-        """KV cache of one token on one rank over all layers, padded heads included, in bytes."""
-        kv_size = self._heads(layout).num_local_kv_heads * self.head_dim
-        return self.num_hidden_layers * 2 * kv_size * DTYPE_BYTES[dtype]
-
-    def _heads(self, layout: ParallelLayout) -> HeadLayout:
-        return HeadLayout(
-            num_heads=self.num_attention_heads,
-            num_kv_heads=self.num_key_value_heads,
-            tp_size=layout.attn_tp_size,
-        )
-
-    def _attention_of_rank(self, layout: ParallelLayout) -> int:
-        heads, hidden = self._heads(layout), self.hidden_size
-        qkv = (heads.num_local_heads + 2 * heads.num_local_kv_heads) * self.head_dim
-        out = heads.num_local_heads * self.head_dim
-        out *= max(1, layout.attn_tp_size // layout.o_proj_tp_size)
-        total = hidden * (qkv + _share(out, layout.dp_span("o_proj"))) + 2 * self.head_dim
-        return total + self.attention_bias * (qkv + hidden)
-
-
-def _share(size: int, tp_size: int) -> int:
-    return padded_size(size, tp_size) // tp_size
+        norms = self.num_hidden_layers * 2 * self.hidden_size
+        return super().num_parameters_of_rank(layout) + norms
 
 
 def parse_arch(
@@ -249,7 +181,12 @@ def _read(reader: ConfigReader) -> Gemma3Arch:
     layer_types = _layer_types(reader, reader.integer("num_hidden_layers"))
     if reader.config.get("sliding_window", 1) is None and SLIDING in layer_types:
         reader.fault("sliding_window", "layers of sliding_attention need an integer >= 1")
+    ropes = _ropes(reader, head_dim, positions)
+    window = reader.integer("sliding_window", 4096)
+    bias = reader.boolean("attention_bias", False)
     return Gemma3Arch(
+        architecture=ARCHITECTURE,
+        model_type=MODEL_TYPE,
         vocab_size=reader.integer("vocab_size"),
         hidden_size=reader.integer("hidden_size"),
         intermediate_size=reader.integer("intermediate_size"),
@@ -257,14 +194,20 @@ def _read(reader: ConfigReader) -> Gemma3Arch:
         num_attention_heads=num_heads,
         num_key_value_heads=num_kv_heads,
         head_dim=head_dim,
-        query_pre_attn_scalar=reader.number("query_pre_attn_scalar", 256.0, above=0.0),
         rms_norm_eps=reader.number("rms_norm_eps", 1e-6, above=0.0),
         max_position_embeddings=positions,
         tie_word_embeddings=reader.boolean("tie_word_embeddings", True),
-        attention_bias=reader.boolean("attention_bias", False),
-        ropes=_ropes(reader, head_dim, positions),
+        attention_bias=bias,
+        attention_output_bias=bias,
+        mlp_bias=False,
+        qk_norm=True,
+        hidden_act=ACTIVATION,
+        rope_theta=ropes[FULL].theta,
+        rope_scaling=ropes[FULL].scaling,
+        layer_windows=tuple(window if kind == SLIDING else None for kind in layer_types),
         layer_types=layer_types,
-        sliding_window=reader.integer("sliding_window", 4096),
+        ropes=ropes,
+        query_pre_attn_scalar=reader.number("query_pre_attn_scalar", 256.0, above=0.0),
         bos_token_id=next(iter(reader.token_ids("bos_token_id", (2,))), None),
         eos_token_ids=reader.token_ids("eos_token_id", (1,)),
     )

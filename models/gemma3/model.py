@@ -13,7 +13,6 @@ from torch import nn
 
 from inferkit.core.cache_spec import CacheSpec
 from inferkit.core.forward_metadata import ForwardMetaData
-from inferkit.core.parallel_layout import HeadLayout
 from inferkit.layers.attention import Attention
 from inferkit.layers.context import ModelContext
 from inferkit.layers.embedding import ParallelLMHead, VocabParallelEmbedding
@@ -42,11 +41,7 @@ LAYER_NORMS = (
 class Gemma3Attention(nn.Module):
     def __init__(self, arch: Gemma3Arch, layer_idx: int, ctx: ModelContext) -> None:
         super().__init__()
-        heads = HeadLayout(
-            num_heads=arch.num_attention_heads,
-            num_kv_heads=arch.num_key_value_heads,
-            tp_size=ctx.comm.layout.attn_tp_size,
-        )
+        heads = arch.heads(ctx.comm.layout)
         self.num_heads = heads.num_local_heads
         self.num_kv_heads = heads.num_local_kv_heads
         self.head_dim = arch.head_dim
@@ -62,7 +57,7 @@ class Gemma3Attention(nn.Module):
             layer_idx=layer_idx,
             num_kv_heads=self.num_kv_heads,
             head_dim=arch.head_dim,
-            window=arch.window(layer_idx),
+            window=arch.layer_windows[layer_idx],
             scale=arch.query_pre_attn_scalar**-0.5,
             ctx=ctx,
         )

@@ -60,13 +60,14 @@ def assert_equals_transformers(config: dict[str, Any], folder: Path) -> None:
         "max_position_embeddings",
         "tie_word_embeddings",
         "attention_bias",
-        "sliding_window",
         "bos_token_id",
     ):
         assert getattr(arch, name) == getattr(theirs, name), name
     ids = theirs.eos_token_id
     assert arch.eos_token_ids == tuple(ids if isinstance(ids, list) else [ids])
     assert list(arch.layer_types) == theirs.layer_types
+    for kind, window in zip(arch.layer_types, arch.layer_windows, strict=True):
+        assert window == (theirs.sliding_window if kind == SLIDING else None)
     for kind, rope in arch.ropes.items():
         settings = theirs.rope_parameters[kind]
         assert rope.theta == settings["rope_theta"]
@@ -102,7 +103,7 @@ def test_the_rotary_keys_of_each_type_of_layer() -> None:
         FULL: Rope(theta=2e6, scaling=RopeScaling(rope_type="linear", factor=8.0)),
         SLIDING: Rope(theta=2e4, scaling=None),
     }
-    assert [arch.window(idx) for idx in (4, 5, 6)] == [4096, None, 4096]
+    assert arch.layer_windows == (4096,) * 5 + (None, 4096)
     assert arch.max_context_len == 131_072
 
 
