@@ -49,7 +49,8 @@ class GptOssExperts(LocalExperts):
         size = self.local_size
         start = self.tp_rank * size
         end = max(start, min(start + size, stored.shape[-1] // 2))
-        target.data.zero_()  # what lies beyond the last column is padding
+        if end < start + size:
+            target.data.zero_()  # what lies beyond the last column is padding
         leading = [slice(None)] * (len(stored.shape) - 1)
         columns = stored.read(*leading, slice(2 * start, 2 * end)).unflatten(-1, (-1, 2))
         target.data[: end - start].copy_(columns[..., 0].movedim(-1, 0))
