@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from inferkit import OfflineInference, SamplingParams, load_config
 from inferkit.core.forward_metadata import ForwardMetaData
 from inferkit.core.parallel_layout import ParallelLayout
 from inferkit.core.place import RankPlace
@@ -171,3 +172,28 @@ def chosen(case: MoECase) -> list[int]:
         x_TH = random(f"tokens{dp_rank}", num_tokens, HIDDEN)[: num_tokens - num_padding]
         counts += torch.bincount(choose(x_TH, case.skew)[1].flatten(), minlength=NUM_EXPERTS)
     return counts.tolist()
+
+
+def generate_and_count(
+    place: RankPlace, overrides: list[str], prompts: list[list[int]], num_new_tokens: int
+) -> dict[str, Any]:
+    """Greedy tokens, forward passes of this rank without warm-up, and the load of the experts."""
+    llm = OfflineInference(load_config(overrides), place=place)
+    num_forwards = 0
+
+    def count(*_: Any) -> None:
+        nonlocal num_forwards
+        num_forwards += 1
+
+    llm.parts.engine.worker.model.model.norm.register_forward_hook(count)
+    try:
+        results = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=num_new_tokens))
+        load = llm.parts.engine.expert_load()
+    finally:
+        llm.parts.comm.close()
+    return {
+        "tokens": [result.token_ids for result in results],
+        "num_forwards": num_forwards,
+        "load": load,
+        "num_computed_tokens": sum(record.num_tokens for record in llm.step_records),
+    }
