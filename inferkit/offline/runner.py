@@ -1,9 +1,11 @@
-"""What the parent of an offline run does: start the worker, show progress, tell the result.
+"""What the parent of an offline run does: start the ranks, show progress, tell the result.
 
-Imports no torch until workers start.
+Imports no torch until ranks start.
 """
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +14,29 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from inferkit.config.schema import InferenceConfig
 from inferkit.offline.summary import print_summary
+from inferkit.runtime.place import find_node, reserved_port
 from inferkit.runtime.worker_group import run_workers
+
+ENTRYPOINT = "inferkit.offline.worker:offline_worker"
 
 
 class OfflineRunner:
-    """Runs the configured prompts in a fresh worker process and leaves a run directory."""
+    """Runs the configured prompts in fresh processes, one per rank, and leaves a run directory.
+
+    With several nodes each runs its share of the ranks; the first tells the result.
+    """
 
     def run(self, config: InferenceConfig, *, run_dir: Path) -> dict[str, Any]:
-        """Returns the metrics of the run.
+        """Returns the metrics of the run; nothing on a node that is not the first.
 
         Raises:
-            WorkerError: the worker failed; its message is the worker's own.
+            ConfigError: this machine is no node of the run.
+            WorkerError: a rank failed; the message is the rank's own.
         """
-        from inferkit.offline.worker import offline_worker  # heavy: brings torch
-
+        node = find_node(config.parallel)
+        level = logging.getLevelName(logging.getLogger().level)
         outcome: dict[str, Any] = {}
-        console = Console(stderr=True)
-        with Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[status]}"),
-            TimeElapsedColumn(),
-            console=console,
-        ) as progress:
-            display = _Display(progress)
+        with _display() as display, reserved_port(config.parallel.master_port) as port:
 
             def on_event(event: dict[str, Any]) -> None:
                 if event["event"] == "result":
@@ -44,16 +44,33 @@ class OfflineRunner:
                 else:
                     display.show(event)
 
-            level = logging.getLevelName(logging.getLogger().level)
+            places = node.places(config.parallel, master_port=port)
             run_workers(
-                offline_worker,
-                [(0, config, run_dir, level)],
+                ENTRYPOINT,
+                {place.rank: (place, config, run_dir, level) for place in places},
                 log_dir=run_dir / "workers",
                 on_event=on_event,
             )
+        if node.node_rank:
+            first = config.parallel.node_ips[0]
+            print(f"node {node.node_rank} has finished; the results are on node 0 ({first})")
+            return {}
         print_summary(outcome["metrics"], outcome["results"], run_dir=run_dir)
         metrics: dict[str, Any] = outcome["metrics"]
         return metrics
+
+
+@contextlib.contextmanager
+def _display() -> Iterator["_Display"]:
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[status]}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+    ) as progress:
+        yield _Display(progress)
 
 
 class _Display:

@@ -1,4 +1,4 @@
-"""The worker process of an offline run: generates and writes the run directory."""
+"""A rank of an offline run: generates; rank 0 writes the run directory."""
 
 import json
 import logging
@@ -10,38 +10,55 @@ from typing import Any
 
 from inferkit.config.provenance import environment, record
 from inferkit.config.schema import InferenceConfig
+from inferkit.core.place import RankPlace
 from inferkit.core.protocols import Channel
 from inferkit.offline.inference import OfflineInference
 from inferkit.offline.metrics import collect_metrics
 from inferkit.offline.prompts import load_prompts
+from inferkit.offline.result import GenerationResult
+from inferkit.parallel.comm_manager import leave_ranks
 from inferkit.runtime.logs import log_to_file
-from inferkit.runtime.worker_group import reporting
 from inferkit.scheduler.step_record import StepRecord
 
 logger = logging.getLogger(__name__)
 
 
 def offline_worker(
-    rank: int, config: InferenceConfig, run_dir: Path, log_level: str, channel: Any
+    place: RankPlace, config: InferenceConfig, run_dir: Path, log_level: str, *, channel: Channel
 ) -> None:
-    """Entrypoint of the process; `channel` is a pipe to the parent."""
-    log_to_file(run_dir / f"rank{rank}.log", rank=rank, level=log_level)
-    reporting(run_offline, config, run_dir, channel=channel)
+    """Entrypoint of a rank's process; `channel` is a pipe to the parent."""
+    log_to_file(run_dir / f"rank{place.rank}.log", rank=place.rank, level=log_level)
+    run_offline(config, run_dir, place=place, channel=channel)
 
 
-def run_offline(config: InferenceConfig, run_dir: Path, *, channel: Channel) -> None:
-    """Generate for the configured prompts and write generations, metrics and picture."""
+def run_offline(
+    config: InferenceConfig, run_dir: Path, *, place: RankPlace, channel: Channel
+) -> None:
+    """Generate for the configured prompts; rank 0 writes generations, metrics and picture.
+
+    The first rank of every node sends progress, rank 0 the result.
+    """
     start_s = time.monotonic()
+    if place.local_rank != 0:
+        channel = _Silence()
     prompts = load_prompts(config.data)
+    if place.world_size > 1:
+        text = f"waiting for {place.world_size} ranks"
+        if place.local_world_size < place.world_size:
+            text += f" at {place.master_addr}:{place.master_port}"
+        channel.send({"event": "stage", "text": text})
     llm = OfflineInference(
         config,
+        place=place,
         run_dir=run_dir,
         progress=_throttled(channel, "load"),
         stage=lambda text: channel.send({"event": "stage", "text": text}),
     )
     load_time_s = time.monotonic() - start_s
-    record(run_dir, **_facts(llm))
-    channel.send({"event": "stage", "text": "generating", "num_prompts": len(prompts)})
+    if place.rank == 0:
+        record(run_dir, **_facts(llm))
+    share = range(llm.parts.comm.dp_rank, len(prompts), config.parallel.attn_dp_size)
+    channel.send({"event": "stage", "text": "generating", "num_prompts": len(share)})
 
     def on_step(step: StepRecord, num_finished: int) -> None:
         channel.send({"event": "step", "record": step, "num_finished": num_finished})
@@ -50,6 +67,19 @@ def run_offline(config: InferenceConfig, run_dir: Path, *, channel: Channel) -> 
         results = llm.generate(prompts, on_step=on_step)
     finally:
         llm.parts.profiler.close()
+    if place.rank == 0:
+        _write(llm, results, run_dir, load_time_s=load_time_s, channel=channel)
+    leave_ranks()
+
+
+def _write(
+    llm: OfflineInference,
+    results: list[GenerationResult],
+    run_dir: Path,
+    *,
+    load_time_s: float,
+    channel: Channel,
+) -> None:
     with (run_dir / "generations.jsonl").open("w", encoding="utf-8") as file:
         for result in results:
             file.write(result.to_json() + "\n")
@@ -64,6 +94,13 @@ def run_offline(config: InferenceConfig, run_dir: Path, *, channel: Channel) -> 
     channel.send(
         {"event": "result", "metrics": metrics, "results": results[:4], "picture": picture}
     )
+
+
+class _Silence:
+    """The channel of a rank that shows nothing."""
+
+    def send(self, event: dict[str, Any]) -> None:
+        """Another rank of this node shows the same."""
 
 
 def _draw(records: list[StepRecord], path: Path) -> str | None:

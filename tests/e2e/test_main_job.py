@@ -69,7 +69,8 @@ def start_long_run(directory, model):
         assert time.monotonic() < deadline, "the worker did not start"
         time.sleep(0.05)
     children = psutil.Process(parent.pid).children(recursive=True)
-    workers = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    # Ranks are children of the fork server, which is one of the parent.
+    workers = [child for child in children if child.ppid() != parent.pid]
     assert len(workers) == 1
     return parent, workers[0]
 

@@ -1,38 +1,133 @@
 import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 from inferkit.core.errors import WorkerError
 from inferkit.runtime.worker_group import run_workers
-from tests.worker_entrypoints import fail_as_programmer, fail_as_user, greet, kill_itself
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(entrypoint, rank_args, tmp_path, on_event=print):
+    name = f"tests.worker_entrypoints:{entrypoint}"
+    run_workers(name, rank_args, log_dir=tmp_path, on_event=on_event)
+
+
+def ranks_alive():
+    """Children of this process's fork server."""
+    return [
+        child
+        for child in psutil.Process(os.getpid()).children(recursive=True)
+        if child.parent().pid != os.getpid() and "forkserver" in " ".join(child.cmdline())
+    ]
 
 
 def test_events_arrive_and_output_goes_to_files(tmp_path):
     events = []
-    run_workers(greet, [(0, "a"), (1, "b")], log_dir=tmp_path, on_event=events.append)
+    run("greet", {4: (4, "a"), 5: (5, "b")}, tmp_path, events.append)
     texts = {event["rank"]: event["text"] for event in events}
-    assert texts == {0: "hello a", 1: "hello b"}
-    assert (tmp_path / "rank1.stdout.log").read_text() == "stdout of 1\n"
+    assert texts == {4: "hello a", 5: "hello b"}
+    assert (tmp_path / "rank5.stdout.log").read_text() == "stdout of 5\n"
+    assert not ranks_alive()
+
+
+def test_a_rank_has_the_parents_import_path_and_variables(tmp_path, monkeypatch):
+    monkeypatch.setenv("INFERKIT_TEST", "of this run")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.chdir(tmp_path)
+    events = []
+    run("describe_process", {0: ()}, tmp_path, events.append)
+    (event,) = events
+    assert event["variables"]["INFERKIT_TEST"] == "of this run"
+    assert "PYTHONPATH" not in event["variables"] and "PYTHONSAFEPATH" not in event["variables"]
+    assert event["cwd"] == str(tmp_path)
+    assert event["variables"]["TORCHELASTIC_ERROR_FILE"].startswith(str(tmp_path))
+
+
+def test_a_file_in_the_working_directory_is_not_imported_instead(tmp_path):
+    """As it is for the console script: its import path does not begin where it is started."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('the wrong torch')")
+    code = (
+        "import sys; from pathlib import Path; del sys.path[0]\n"
+        "from inferkit.runtime.worker_group import run_workers\n"
+        "name = 'tests.worker_entrypoints:greet'\n"
+        "run_workers(name, {0: (0, 'a')}, log_dir=Path('logs'), on_event=print)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "hello a" in result.stdout and not result.stderr
+
+
+def test_messages_of_several_ranks_do_not_mix(tmp_path):
+    events = []
+    size = 300_000
+    run("send_much", {rank: (rank, size) for rank in range(3)}, tmp_path, events.append)
+    assert len(events) == 60
+    assert all(event["payload"] == bytes([event["rank"]]) * size for event in events)
 
 
 def test_a_users_error_comes_as_its_message_alone(tmp_path):
     with pytest.raises(WorkerError) as caught:
-        run_workers(fail_as_user, [()], log_dir=tmp_path, on_event=print)
+        run("fail_as_user", {0: ()}, tmp_path)
     assert str(caught.value) == "model.path=/x is not there"
+
+
+def test_among_several_ranks_an_error_names_its_rank(tmp_path):
+    with pytest.raises(WorkerError, match=r"^rank [01]: model.path=/x is not there$"):
+        run("fail_as_user", {0: (), 1: ()}, tmp_path)
 
 
 def test_another_error_comes_with_its_traceback(tmp_path):
     with pytest.raises(WorkerError, match="ZeroDivisionError: one over nothing") as caught:
-        run_workers(fail_as_programmer, [()], log_dir=tmp_path, on_event=print)
+        run("fail_as_programmer", {0: ()}, tmp_path)
     assert "worker_entrypoints.py" in str(caught.value)
+
+
+def test_an_entrypoint_that_cannot_be_imported_is_an_error(tmp_path):
+    with pytest.raises(WorkerError, match="no_such_function"):
+        run("no_such_function", {0: ()}, tmp_path)
 
 
 def test_a_killed_rank_ends_the_others_and_is_named(tmp_path):
     events = []
     with pytest.raises(WorkerError, match=r"rank 1 ended without a result: killed by SIGKILL"):
-        run_workers(kill_itself, [(0,), (1,)], log_dir=tmp_path, on_event=events.append)
-    for event in events:
-        assert not psutil.pid_exists(event["pid"])
-    commands = [" ".join(child.cmdline()) for child in psutil.Process(os.getpid()).children()]
-    assert not [command for command in commands if "spawn_main" in command]
+        run("kill_itself", {rank: (rank,) for rank in range(4)}, tmp_path, events.append)
+    assert not ranks_alive()
+
+
+def test_who_lost_a_killed_rank_is_not_the_cause(tmp_path):
+    with pytest.raises(WorkerError, match="rank 2 ended without a result: killed by SIGKILL"):
+        run("lose_a_killed_peer", {rank: (rank,) for rank in range(4)}, tmp_path)
+
+
+def test_who_lost_a_failed_rank_is_not_the_cause(tmp_path):
+    with pytest.raises(WorkerError, match=r"^rank 2: model.path=/x is not there$"):
+        run("lose_a_failed_peer", {rank: (rank,) for rank in range(4)}, tmp_path)
+
+
+def test_a_rank_that_lost_one_of_another_node_says_so(tmp_path):
+    with pytest.raises(WorkerError, match="rank 3 lost the connection to another rank") as caught:
+        run("lose_a_far_peer", {3: ()}, tmp_path)
+    assert "Connection closed by peer" in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_failed_rank_that_does_not_exit_ends_with_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("inferkit.runtime.worker_group.END_GRACE_S", 0.5)
+    start_s = time.monotonic()
+    with pytest.raises(WorkerError, match="rank 0: broken|rank 1: broken"):
+        run("fail_and_stay", {0: (), 1: ()}, tmp_path)
+    assert time.monotonic() - start_s < 25
+    assert not ranks_alive()

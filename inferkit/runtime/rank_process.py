@@ -1,0 +1,106 @@
+"""What every rank process does around its own work: report errors, end when its run has ended."""
+
+import logging
+import multiprocessing
+import os
+import pkgutil
+import re
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+from typing import Any
+
+from inferkit.core.errors import InferkitError
+
+logger = logging.getLogger(__name__)
+
+PEER_GRACE_S = 3.0
+"""A rank that fails because another is gone stays so long: the other's end is to be seen first."""
+PEER_LOSS = re.compile(
+    r"gloo/transport/\S+ .*(Connection|Read error|Write error|Timed out|Socket)"
+    r"|Connection (reset|closed) by peer|Connection was likely closed|Broken pipe"
+    r"|client socket has (failed|timed out)|remote process exited",
+    re.IGNORECASE,
+)
+"""How the backends word that another process does not answer any more."""
+OWN_VARIABLES = frozenset({"TORCHELASTIC_ERROR_FILE"})
+
+
+def run_rank(
+    rank: int,
+    entrypoint: str,
+    args: tuple[Any, ...],
+    senders: Mapping[int, Connection],
+    variables: frozenset[str],
+) -> None:
+    """Main function of a forked rank: its error goes to the parent before the process exits.
+
+    Args:
+        entrypoint: "package.module:function", called with `args` and `channel`.
+        senders: of all ranks of this node; every process gets all of them and keeps its own.
+        variables: names of the parent's environment variables.
+    """
+    _end_with_the_run()
+    for name in os.environ.keys() - variables - OWN_VARIABLES:
+        del os.environ[name]
+    for other, sender in senders.items():
+        if other != rank:
+            sender.close()
+    channel = senders[rank]
+    try:
+        pkgutil.resolve_name(entrypoint)(*args, channel=channel)
+    except Exception as error:
+        report(error, channel.send)
+        raise SystemExit(1) from None
+
+
+def report(error: Exception, send: Callable[[dict[str, Any]], None]) -> None:
+    """Log an error and send it; where it is the loss of another rank, leave time to see that."""
+    logger.error("this rank failed", exc_info=error)
+    is_loss = is_peer_loss(error)
+    send(
+        {
+            "event": "error",
+            "message": str(error) or type(error).__name__,
+            "type": type(error).__name__,
+            "is_user_error": isinstance(error, InferkitError),
+            "is_peer_loss": is_loss,
+            "traceback": "".join(traceback.format_exception(error)),
+        }
+    )
+    if is_loss:
+        time.sleep(PEER_GRACE_S)
+
+
+def is_peer_loss(error: BaseException) -> bool:
+    """Whether an error only says that another rank is gone."""
+    return isinstance(error, RuntimeError) and PEER_LOSS.search(str(error)) is not None
+
+
+def _end_with_the_run() -> None:
+    """End this process when the one that started the run, or the fork server, is no more.
+
+    An interrupt is the parent's business, which ends its ranks. torch has the system send SIGINT
+    when the fork server dies; until now it was blocked.
+    """
+    fork_server = os.getppid()
+
+    def on_interrupt(signum: int, frame: object) -> None:
+        if os.getppid() != fork_server:
+            os._exit(128 + signum)
+
+    signal.signal(signal.SIGINT, on_interrupt)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a rank is started by another process"
+    sentinel = parent.sentinel
+
+    def exit_after_parent() -> None:
+        connection.wait([sentinel])
+        os._exit(1)
+
+    threading.Thread(target=exit_after_parent, name="parent watch", daemon=True).start()
