@@ -92,6 +92,8 @@ FAMILIES: dict[str, Family] = {
                 "norm_topk_prob": False,
                 "routed_scaling_factor": 1.7,
                 "n_shared_experts": 1,
+                # The norms of latents have one of their own.
+                "rms_norm_eps": 0.01,
                 "first_k_dense_replace": 0,
                 "num_hidden_layers": 2,
             },
@@ -111,7 +113,6 @@ FAMILIES: dict[str, Family] = {
         },
         cover=frozenset(
             {
-                ("deepseek_v3", "crossed"),
                 ("deepseek_v3", "ep4"),
                 ("deepseek_direct_queries_biases", "narrow"),
                 ("deepseek_yarn", "dp2tp2"),
