@@ -16,12 +16,15 @@ Definitions. All times are seconds of the scheduler's clock unless a name says o
     collective_share     time in collectives over time in steps, waiting for other ranks included
     steady_decode_mean_s mean inference time of decode steps without the first, and without those
                          more than 1.5 interquartile ranges outside the middle half
+    expert_load          null without experts; per layer the tokens that each expert was chosen for,
+                         over all ranks, and their imbalance: the largest over the mean (1 = even);
+                         imbalance over all is that of the least even layer
 
 Percentiles interpolate linearly; a figure without samples is null.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +43,7 @@ def collect_metrics(
     *,
     peak_memory_bytes: int,
     load_time_s: float | None = None,
+    expert_load: Mapping[int, Sequence[int]] | None = None,
 ) -> dict[str, Any]:
     """Plain JSON data; see the definitions above.
 
@@ -48,6 +52,7 @@ def collect_metrics(
         requests: all requests of the run, refused ones included.
         peak_memory_bytes: from the platform.
         load_time_s: from nothing to the first request.
+        expert_load: of the engine.
     """
     ran = [request for request in requests if request.first_scheduled_time_s is not None]
     wall_time_s = _wall_time_s(records, requests)
@@ -87,6 +92,23 @@ def collect_metrics(
         "num_cached_prompt_tokens": num_cached_tokens,
         "prefix_cache_hit_rate": _ratio(num_cached_tokens, num_prompt_tokens),
         "peak_memory_bytes": peak_memory_bytes,
+        "expert_load": None if expert_load is None else expert_load_metrics(expert_load),
+    }
+
+
+def expert_load_metrics(load: Mapping[int, Sequence[int]]) -> dict[str, Any]:
+    """Layer -> counts per expert, with their imbalance; null where no token was computed."""
+    imbalance = {
+        layer: _ratio(max(counts) * len(counts), sum(counts)) for layer, counts in load.items()
+    }
+    return {
+        "imbalance": max(
+            (value for value in imbalance.values() if value is not None), default=None
+        ),
+        "layers": {
+            str(layer): {"imbalance": imbalance[layer], "counts": counts}
+            for layer, counts in load.items()
+        },
     }
 
 

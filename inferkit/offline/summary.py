@@ -91,6 +91,9 @@ def _metrics_table(metrics: Mapping[str, Any]) -> Table:
         rows["preemptions"] = str(metrics["num_preemptions"])
     if metrics["num_cached_prompt_tokens"]:
         rows["prefix cache"] = f"{metrics['num_cached_prompt_tokens']} prompt tokens"
+    if metrics.get("expert_load") and metrics["expert_load"]["imbalance"] is not None:
+        imbalance = _number(metrics["expert_load"]["imbalance"])
+        rows["expert load"] = f"at most {imbalance} times the mean of its layer"
     table = Table(title="offline run", title_justify="left", show_header=False)
     for name, value in rows.items():
         table.add_row(name, value)

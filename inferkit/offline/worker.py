@@ -67,8 +67,16 @@ def run_offline(
         results = llm.generate(prompts, on_step=on_step)
     finally:
         llm.parts.profiler.close()
+    expert_load = llm.parts.engine.expert_load()  # every rank must ask
     if place.rank == 0:
-        _write(llm, results, run_dir, load_time_s=load_time_s, channel=channel)
+        _write(
+            llm,
+            results,
+            run_dir,
+            load_time_s=load_time_s,
+            expert_load=expert_load,
+            channel=channel,
+        )
     leave_ranks()
 
 
@@ -78,6 +86,7 @@ def _write(
     run_dir: Path,
     *,
     load_time_s: float,
+    expert_load: dict[int, list[int]] | None,
     channel: Channel,
 ) -> None:
     with (run_dir / "generations.jsonl").open("w", encoding="utf-8") as file:
@@ -88,6 +97,7 @@ def _write(
         llm.requests,
         peak_memory_bytes=llm.parts.platform.peak_memory(),
         load_time_s=load_time_s,
+        expert_load=expert_load,
     )
     (run_dir / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
     picture = _draw(llm.step_records, run_dir / "steps.png")

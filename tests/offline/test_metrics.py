@@ -66,6 +66,7 @@ def test_a_run_in_which_nothing_ran_has_nulls() -> None:
     assert metrics["output_tokens_per_s"] is None
     assert metrics["ttft_s"] == {"num": 0, "mean": None, "p50": None, "p90": None, "p99": None}
     assert metrics["wall_time_s"] == 0.0
+    assert metrics["expert_load"] is None
 
 
 def test_percentiles_interpolate_and_skip_what_is_missing() -> None:
@@ -84,3 +85,14 @@ def test_steady_decode_mean_drops_the_first_decode_and_outliers() -> None:
 def test_steady_decode_mean_of_equal_times_keeps_them() -> None:
     records = [make_record(i, "decode", 4.0) for i in range(3)]
     assert steady_decode_mean_s(records) == 2.0
+
+
+def test_imbalance_of_experts_is_the_largest_load_over_the_mean() -> None:
+    metrics = collect_metrics(
+        [], [], peak_memory_bytes=0, expert_load={1: [2, 2, 2, 2], 3: [6, 0, 1, 1], 5: [0, 0, 0, 0]}
+    )
+    json.dumps(metrics, allow_nan=False)
+    load = metrics["expert_load"]
+    assert load["imbalance"] == 3.0
+    assert [entry["imbalance"] for entry in load["layers"].values()] == [1.0, 3.0, None]
+    assert load["layers"]["3"]["counts"] == [6, 0, 1, 1]

@@ -175,7 +175,11 @@ def chosen(case: MoECase) -> list[int]:
 
 
 def generate_and_count(
-    place: RankPlace, overrides: list[str], prompts: list[list[int]], num_new_tokens: int
+    place: RankPlace,
+    overrides: list[str],
+    prompts: list[list[int]],
+    num_new_tokens: int,
+    ignore_eos: bool = False,
 ) -> dict[str, Any]:
     """Greedy tokens, forward passes of this rank without warm-up, and the load of the experts."""
     llm = OfflineInference(load_config(overrides), place=place)
@@ -186,8 +190,9 @@ def generate_and_count(
         num_forwards += 1
 
     llm.parts.engine.worker.model.model.norm.register_forward_hook(count)
+    params = SamplingParams(temperature=0.0, max_tokens=num_new_tokens, ignore_eos=ignore_eos)
     try:
-        results = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=num_new_tokens))
+        results = llm.generate(prompts, params)
         load = llm.parts.engine.expert_load()
     finally:
         llm.parts.comm.close()

@@ -109,6 +109,7 @@ def test_forced_balance_loads_all_experts_equally(ranks, reference, split):
         overrides_of(directory, "qwen3_moe", "model.force_eplb=true", *overrides),
         same_length,
         NUM_NEW_TOKENS,
+        True,  # ignore_eos
     )
     num_pairs = TOP_K * outputs[0]["num_computed_tokens"]
     for counts in outputs[0]["load"].values():
