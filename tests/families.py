@@ -159,7 +159,6 @@ FAMILIES: dict[str, Family] = {
                 ("gemma3_one_kv_head", "cp2"),
                 ("gemma3_one_kv_head", "tp4"),
                 ("gemma3_nine_heads", "tp3"),
-                ("gemma3_nine_heads", "tp4"),
                 ("gemma3_untied_biases_long", "crossed"),
             }
         ),
