@@ -106,7 +106,8 @@ def parse_arch(
     family = FAMILIES[name]
     if reader.is_user_written:
         reader.check_known(known_keys(name))
-    values = _read_dense(reader, family) | _read_experts(reader, family)
+    values = _read_dense(reader, family)
+    values |= _read_experts(reader, family, values)
     reader.raise_faults()
     return MoEArch(**values | {"architecture": name, "model_type": family.model_type})
 
@@ -196,19 +197,22 @@ def _head_dim(reader: ConfigReader) -> int | None:
     return hidden_size // num_heads
 
 
-def _read_experts(reader: ConfigReader, family: _Family) -> dict[str, Any]:
+def _read_experts(
+    reader: ConfigReader, family: _Family, dense_values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Fields of the experts; `dense_values` are those of `_read_dense`."""
     names = [name for name in ("num_experts", "num_local_experts") if reader.has(name)]
     num_experts = reader.integer(names[0] if names else "num_experts")
-    if len({reader.config[name] for name in names}) > 1:
+    if len(names) == 2 and reader.config[names[0]] != reader.config[names[1]]:
         reader.fault("num_local_experts", f"num_experts={num_experts} is another name for it")
     top_k = reader.integer("num_experts_per_tok")
     if top_k > num_experts:
         reader.fault("num_experts_per_tok", f"allowed is 1 to num_experts={num_experts}")
-    layers = range(reader.config.get("num_hidden_layers") or 0)
+    layers = range(dense_values.get("num_hidden_layers", 0))
     values = {"num_experts": num_experts, "num_experts_per_tok": top_k}
     if not family.has_sparse_keys:
         return values | {
-            "moe_intermediate_size": reader.integer("intermediate_size"),
+            "moe_intermediate_size": dense_values.get("intermediate_size"),
             "norm_topk_prob": True,
             "moe_layers": tuple(layers),
         }
