@@ -63,15 +63,18 @@ class RoutedMoE(ExpertParallelMoE):
         return choose(x_GH, self.skew)
 
 
-class WholeTensor:
-    """A checkpoint tensor in memory."""
+class CountedTensor:
+    """A checkpoint tensor in memory, which knows how many of its elements were read."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
         self.shape = tuple(tensor.shape)
+        self.num_read = 0
 
     def read(self, *index: slice) -> torch.Tensor:
-        return self.tensor[index]
+        part = self.tensor[index]
+        self.num_read += part.numel()
+        return part
 
 
 def choose(x_GH: torch.Tensor, skew: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,9 +144,7 @@ def run_case(rank: int, world_size: int, case: MoECase) -> tuple[float, list[int
     )
     try:
         layer = RoutedMoE(case.skew, ctx=ctx)
-        for expert in range(NUM_EXPERTS):
-            for name, weight in expert_weights(expert).items():
-                layer.experts.load_tensor(f"{expert}.{name}.weight", WholeTensor(weight))
+        load_experts(layer)
         if case.is_packed:
             layer.experts.pack()
         x_TH = random(f"tokens{comm.dp_rank}", case.num_tokens[comm.dp_rank], HIDDEN)
@@ -158,6 +159,19 @@ def run_case(rank: int, world_size: int, case: MoECase) -> tuple[float, list[int
     if not case.force_eplb:
         difference = float((out_TH - expected(x_TH, case.skew)).abs().max())
     return difference, layer.load.counts.tolist(), num_calls
+
+
+def load_experts(layer: ExpertParallelMoE) -> None:
+    """Give the layer all experts of the checkpoint; it reads its share, and nothing else."""
+    num_read, experts = 0, layer.experts
+    for expert in range(NUM_EXPERTS):
+        for name, weight in expert_weights(expert).items():
+            stored = CountedTensor(weight)
+            experts.load_tensor(f"{expert}.{name}.weight", stored)
+            num_read += stored.num_read
+    start = experts.tp_rank * experts.local_size
+    inner = max(0, min(experts.local_size, INNER - start))
+    assert num_read == experts.num_local * 3 * HIDDEN * inner
 
 
 def run_cases(place: RankPlace, cases: list[MoECase]) -> list[tuple[float, list[int], int]]:

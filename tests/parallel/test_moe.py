@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tests.parallel.moe_cases import NUM_EXPERTS, SKEWS, TOP_K, MoECase, chosen, run_cases
+from tests.parallel.moe_cases import NUM_EXPERTS, SKEWS, TOP_K, MoECase, chosen, run_case, run_cases
 
 ATOL = 1e-5
 
@@ -37,6 +37,12 @@ def splits(world_size: int) -> list[tuple[int, int, int]]:
     """(ranks, attn_tp_size, moe_tp_size): pure TP, pure EP, both, below, equal and above."""
     sizes = [size for size in range(1, world_size + 1) if world_size % size == 0]
     return [(world_size, *pair) for pair in itertools.product(sizes, sizes)]
+
+
+def test_one_rank_equals_the_definition():
+    for case in cases_of(1, 1, 1):
+        difference, counts, num_calls = run_case(0, 1, case)
+        assert difference < ATOL and counts == chosen(case) and num_calls == 0
 
 
 @pytest.mark.parametrize("world_size,attn_tp_size,moe_tp_size", [*splits(2), *splits(4)])
