@@ -2,6 +2,8 @@
 
 A family gives the router; this layer brings tokens and experts together. With one expert group
 (`moe_ep_size` 1) every rank has a slice of all experts, else some experts whole or in slices.
+Where every rank has all tokens, it computes those of its experts and one sum over all ranks
+follows; else tokens travel to their experts and back (dispatch.py).
 """
 
 from typing import ClassVar
@@ -40,6 +42,10 @@ class ExpertParallelMoE(nn.Module):
         self.ep_group = ctx.comm.group("moe_ep_group")
         self.fixed_group = ctx.comm.group("moe_ep_group_mc2")
         self.tp_group = ctx.comm.group("moe_tp_group")
+        # Where tokens are everywhere, one of the two groups has all ranks.
+        self.widest_group = max(
+            self.tp_group, ctx.comm.group("attn_tp_group"), key=lambda group: group.size
+        )
         self.tokens = MoETokens(ctx)
         self.force_eplb = ctx.force_eplb
         self.load = ExpertLoad(
@@ -62,7 +68,7 @@ class ExpertParallelMoE(nn.Module):
         raise NotImplementedError
 
     def forward(self, x_TH: torch.Tensor, metadata: ForwardMetaData) -> torch.Tensor:
-        num_tokens = len(x_TH)
+        """[T, H] -> [T, H]. Every rank must enter, with at least one token."""
         x_GH = self.tokens.bring(x_TH, metadata)
         weights_GK, ids_GK = self.route(x_GH)
         if self.force_eplb:
@@ -70,23 +76,28 @@ class ExpertParallelMoE(nn.Module):
                 ids_GK,
                 num_experts=self.load.num_experts,
                 ep_size=self.ep_group.size,
-                ep_rank=self.ep_group.rank,
+                ep_rank=0 if self.tokens.are_everywhere else self.ep_group.rank,
                 is_prefill=metadata.dp_is_prefill,
             )
         if not metadata.is_warm_up:
             self.load.add(*self.tokens.own_choices(ids_GK, metadata))
-        if self.ep_group.size == 1:
+        out_GH = self._compute(x_GH, weights_GK, ids_GK, metadata)
+        return self.tokens.take(out_GH, len(x_TH), metadata)
+
+    def _compute(
+        self,
+        x_GH: torch.Tensor,
+        weights_GK: torch.Tensor,
+        ids_GK: torch.Tensor,
+        metadata: ForwardMetaData,
+    ) -> torch.Tensor:
+        """[G, H] weighted sum over each token's experts, wherever these are."""
+        if self.tokens.are_everywhere:
             out_GH = run_local(x_GH, weights_GK, ids_GK, self.experts)
-        elif metadata.dp_is_prefill:
+            return self.widest_group.all_reduce(out_GH)
+        if metadata.dp_is_prefill:
             out_GH = run_exact(x_GH, weights_GK, ids_GK, self.experts, self.ep_group)
         else:
-            out_GH = run_fixed(
-                x_GH,
-                weights_GK,
-                ids_GK,
-                self.experts,
-                self.fixed_group,
-                self.tokens.max_brought(num_tokens, metadata),
-            )
-        out_GH = self.tp_group.all_reduce(out_GH)
-        return self.tokens.take(out_GH, num_tokens, metadata)
+            max_tokens = self.tokens.max_brought(metadata)
+            out_GH = run_fixed(x_GH, weights_GK, ids_GK, self.experts, self.fixed_group, max_tokens)
+        return self.tp_group.all_reduce(out_GH)

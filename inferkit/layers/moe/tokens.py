@@ -1,10 +1,12 @@
-"""Which tokens the ranks of one expert-TP group bring to the experts together.
+"""Which tokens each rank brings to the experts, and how their results get back to everybody.
 
-All ranks of a `moe_tp_group` hold slices of the same experts, so they must bring the same tokens,
-while an attention-TP group holds copies of one DP rank's tokens:
+The ranks of an attention-TP group hold copies of one DP rank's tokens. The ranks of a
+`moe_tp_group` hold slices of the same experts, so they must bring the same tokens:
 
-    moe_tp >= attn_tp   the group spans DP ranks and brings the tokens of all of them
-    moe_tp <  attn_tp   the group is one of several in an attention-TP group and brings its part
+    attn_tp = world, or moe_tp = world   every rank brings all tokens of the instance
+    moe_tp >= attn_tp                    a group spans DP ranks and brings the tokens of all of them
+    moe_tp <  attn_tp                    a group is one of several in an attention-TP group and
+                                         brings its part of that one's tokens
 
 Legend: T = tokens of this DP rank, G = tokens that this rank brings.
 """
@@ -22,20 +24,22 @@ class MoETokens:
     def __init__(self, ctx: ModelContext) -> None:
         layout = ctx.comm.layout
         self.exchange = TokenExchange("moe", ctx)
-        if layout.moe_ep_size > 1 and layout.attn_dp_size > 1:
+        attn, moe, world = layout.attn_tp_size, layout.moe_tp_size, layout.world_size
+        self.are_everywhere = world in (attn, moe)
+        """Every rank brings all tokens, so that none must travel to its experts."""
+        if not self.are_everywhere:
             ctx.comm.joins_dp_ranks = True
-        attn, moe = layout.attn_tp_size, layout.moe_tp_size
-        attn_tp_rank = layout.attn_tp_rank(ctx.comm.rank)
-        self.num_parts = max(1, attn // moe)
-        self.part = attn_tp_rank // moe
-        self.is_first_of_alike = attn_tp_rank % min(attn, moe) == 0
+        self.num_parts = 1 if self.are_everywhere else max(1, attn // moe)
+        attn_tp_rank, num_alike = layout.attn_tp_rank(ctx.comm.rank), attn // self.num_parts
+        self.part = attn_tp_rank // num_alike
+        self.is_first_of_alike = attn_tp_rank % num_alike == 0
         """Of the ranks that bring this DP rank's tokens, or this part of them, the first one."""
         self.parts_group = ctx.comm.register_group(
             "moe_parts_group",
             subgroups=[
-                tuple(range(base + position, base + attn, moe))
-                for base in range(0, layout.world_size, attn)
-                for position in range(min(moe, attn))
+                tuple(range(base + position, base + attn, num_alike))
+                for base in range(0, world, attn)
+                for position in range(num_alike)
             ],
         )
 
@@ -66,12 +70,10 @@ class MoETokens:
         start, end = self._bounds(len(is_real_T))[self.part]
         return ids_GK, is_real_T[start:end]
 
-    def max_brought(self, num_tokens: int, metadata: ForwardMetaData) -> int:
-        """The largest G of any rank of the instance in this step."""
-        if metadata.dp_num_tokens is None:
-            return -(-num_tokens // self.num_parts)
-        span = self.exchange.span
-        counts = metadata.dp_num_tokens
+    def max_brought(self, metadata: ForwardMetaData) -> int:
+        """The largest G of any rank of the instance in this step, where tokens travel."""
+        counts, span = metadata.dp_num_tokens, self.exchange.span
+        assert counts is not None, "DP ranks that compute together exchange their row counts"
         together = [sum(counts[i : i + span]) for i in range(0, len(counts), span)]
         return -(-max(together) // self.num_parts)
 
