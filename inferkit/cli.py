@@ -84,7 +84,7 @@ def run(argv: Sequence[str]) -> int:
         return EXIT_REFUSED
     try:
         if verb is not None:
-            return _check(arguments)
+            return _check(arguments, verb)
         if arguments.shows:
             return _show(arguments, rest)
         verdict = preflight(arguments.command(program_name()), arguments.space())
@@ -113,9 +113,9 @@ def _unknown_verb(verb: str) -> str:
     return f"inferkit: {verb} is no verb{guess}\nverbs are {verbs}; options are written KEY=VALUE"
 
 
-def _check(arguments: Arguments) -> int:
+def _check(arguments: Arguments, verb: str) -> int:
     """The verb `check`: the pre-flight, and what the configuration comes to."""
-    command = arguments.command(program_name())
+    command = arguments.command(program_name(), verb)
     verdict = preflight(command, arguments.space())
     if not verdict.is_good:
         _tell(verdict.message)
@@ -124,7 +124,7 @@ def _check(arguments: Arguments) -> int:
         _tell(f"warning: {warning}")
     print(f"ok: {command}")
     if verdict.is_multirun:
-        print(f"  {len(verdict.cells)} cells, all of them can run")
+        print(f"  {len(verdict.cells)} cells, none of them has a fault")
     else:
         print(summary(verdict.checked[0]))
     return EXIT_OK

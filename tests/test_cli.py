@@ -431,7 +431,7 @@ def test_check_shows_derived_values_and_warnings(
 def test_check_of_a_sweep(capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["check", "-m", "scheduler.batch_size=1,2,3"]) == 0
 
-    assert "3 cells, all of them can run" in capfd.readouterr().out
+    assert "3 cells, none of them has a fault" in capfd.readouterr().out
 
 
 def test_help_and_version(capfd: pytest.CaptureFixture[str]) -> None:

@@ -33,10 +33,16 @@ class Checked:
 
 class Checker:
     """Checks configurations of one space. Sources and model files are read once, so make a new
-    one for every command."""
+    one for every command.
 
-    def __init__(self, space: ConfigSpace) -> None:
+    Args:
+        is_run: what passes can run here. Else only the configuration is looked at: a shape needs
+            no weights, and `platform.device_memory` may be that of another machine.
+    """
+
+    def __init__(self, space: ConfigSpace, *, is_run: bool = True) -> None:
         self.space = space
+        self.is_run = is_run
         self._index = SourceIndex()
         self._files: dict[str, ModelFiles] = {}
 
@@ -68,9 +74,10 @@ class Checker:
             # Sizes mean something only where all else is right.
             resolved = resolve_automatic(cfg)
             sizes = Findings(warnings=findings.warnings)
+            sizes.warnings += files.warnings
             if files.arch is not None:
                 check_model(resolved, files.arch, sizes)
-                check_memory(resolved, files.arch, sizes)
+                check_memory(resolved, files.arch, sizes, is_run=self.is_run)
             faults += sizes.faults
         return Checked(
             faults=tuple(faults),
@@ -85,7 +92,8 @@ class Checker:
             [model._target_, model.path, model.arch, model.with_ckpt], default=str, sort_keys=True
         )
         if key not in self._files:
-            self._files[key] = read_model_files(cfg, self.space.model_targets)
+            targets = self.space.model_targets
+            self._files[key] = read_model_files(cfg, targets, is_run=self.is_run)
         return self._files[key]
 
 

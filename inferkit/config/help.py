@@ -1,28 +1,19 @@
 """The text of `--help`, made from the options that are there."""
 
+import re
 import textwrap
+from collections.abc import Iterator
 
 from inferkit.config.faults import LINE_LENGTH
 from inferkit.config.space import ConfigSpace
 
+SERIES_LENGTH = 3
+"""Options of a group that differ in numbers only, on average, where each series has its line."""
 VERBS = {"check": "check a configuration and show what it comes to, without running it"}
 
 
 def help_text(program: str, space: ConfigSpace) -> str:
-    width = max(len(group) for group in space.groups)
-    lines = []
-    for group in space.groups:
-        default = space.defaults.get(group)
-        names = [f"[{n}]" if n == default else n for n in space.options(group)]
-        start = f"  {group:<{width}}  "
-        lines += textwrap.wrap(
-            ", ".join(names),
-            LINE_LENGTH,
-            initial_indent=start,
-            subsequent_indent=" " * len(start),
-            break_long_words=False,
-        )
-    groups = "\n".join(lines)
+    groups = "\n".join(_group_lines(space))
     verbs = "\n".join(f"  {program} {verb} ...    {text}" for verb, text in VERBS.items())
     return f"""\
 inferkit runs large language models from one configuration.
@@ -36,14 +27,14 @@ Start here:
       your own prompts, one JSON object with "prompt" or "messages" per line
   {program} model=llama model.path=/models/my-llama model.dtype=float32
       a model of yours: a Hugging Face folder or id, or a .gguf file
-  {program} check model=qwen3 model.path=Qwen/Qwen3-0.6B
-      is this right, and how much memory does it want?
+  {program} check model=qwen3_235b_a22b parallel=tp16 platform.device_memory=64000000000
+      is this right, and what does each rank hold? No device and no weights are needed
   {program} -m scheduler.batch_size=1,8,32 kv_cache.block_size=16,128
       a sweep: one run per combination, a table at the end
 
 Every run leaves a folder under outputs/ with its configuration, texts and metrics.
 
-Groups (choose with GROUP=OPTION; [default]):
+Groups (choose with GROUP=OPTION, add one that has a + with +GROUP=OPTION; [default]):
 {groups}
 
 Keys (set with KEY=VALUE, e.g. scheduler.batch_size=8):
@@ -62,3 +53,40 @@ Flags:
   --hydra-help         everything else that Hydra offers
 
 Log level: INFERKIT_LOG_LEVEL=DEBUG|INFO|WARNING|ERROR, or hydra.verbose=true."""
+
+
+def _group_lines(space: ConfigSpace) -> Iterator[str]:
+    """Every group with its options; one that has no default with the sign that adds it."""
+    names = {group: group if group in space.defaults else f"+{group}" for group in space.groups}
+    width = max(map(len, names.values()))
+    for group, name in names.items():
+        for position, options in enumerate(_paragraphs(space, group)):
+            start = f"  {'' if position else name:<{width}}  "
+            yield from textwrap.wrap(
+                options,
+                LINE_LENGTH,
+                initial_indent=start,
+                subsequent_indent=" " * len(start),
+                break_long_words=False,
+            )
+
+
+def _paragraphs(space: ConfigSpace, group: str) -> Iterator[str]:
+    """Options in an order that is easy to search: models of any size and of one, names that
+    differ in their numbers only."""
+    default, options = space.defaults.get(group), space.options(group)
+    marked = {option: f"[{option}]" if option == default else option for option in options}
+    if group == "model":
+        families = space.model_targets
+        yield ", ".join(marked[option] for option in options if option in families)
+        sizes = [marked[option] for option in options if option not in families]
+        if sizes:
+            yield f"of one size, without weights: {', '.join(sizes)}"
+        return
+    series: dict[str, list[str]] = {}
+    for option in options:
+        series.setdefault(re.sub(r"\d+", "N", option), []).append(marked[option])
+    if len(options) >= SERIES_LENGTH * len(series):
+        yield from (", ".join(names) for names in series.values())
+    else:
+        yield ", ".join(marked.values())

@@ -1,8 +1,10 @@
-"""Whether a rank's weights and KV cache fit into the memory of this machine. Torch-free."""
+"""Whether a rank's weights and KV cache fit into the memory that it has. Torch-free."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from inferkit.config.faults import Fault, Findings, Fix
+from inferkit.config.model_files import is_shape_only
 from inferkit.config.resolve import CPU_PLATFORM
 from inferkit.config.schema import InferenceConfig
 from inferkit.config.shares import RankShare
@@ -16,28 +18,64 @@ def rank_share(resolved: InferenceConfig, arch: Any) -> RankShare:
     return RankShare(arch=arch, layout=layout, dtype=resolved.model.dtype.value)
 
 
-def check_memory(resolved: InferenceConfig, arch: Any, findings: Findings) -> None:
+def check_memory(
+    resolved: InferenceConfig, arch: Any, findings: Findings, *, is_run: bool = True
+) -> None:
     """A fault where the model cannot run, a warning where requests will have to wait.
 
     Only on a CPU, whose memory the ranks of a node share, or where platform.device_memory is
-    given; else the worker asks its device.
+    given; else the worker asks its device. A run needs that memory here; without one it may be
+    another machine's, and a shape that nothing can run here is not refused for this one.
     """
-    memory, num_ranks = resolved.platform.device_memory, resolved.parallel.ranks_per_node
-    if not memory and resolved.platform._target_ == CPU_PLATFORM:
-        memory = (available_memory() or 0) // num_ranks
-    if not memory:
+    planned, here = resolved.platform.device_memory, _memory_here(resolved)
+    if is_run and here and planned > here:
+        note = f"; platform.device_memory={planned} is more than this machine has"
+        limit = Limit(size=here, note=note)
+    elif planned:
+        limit = Limit(size=planned)
+    else:
+        note = "; platform.device_memory=BYTES checks it against another machine"
+        limit = Limit(size=here, note=note if is_shape_only(resolved) else "")
+    if not limit.size:
         return
+    found = Findings()
+    _check_sizes(resolved, arch, limit, found)
+    findings.warnings += found.warnings
+    if is_shape_only(resolved) and not planned:
+        findings.warnings += found.faults
+    else:
+        findings.faults += found.faults
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """Memory of one rank."""
+
+    size: int
+    """Bytes; 0 = unknown."""
+    note: str = ""
+    """What a message says of it, after the numbers."""
+
+
+def _memory_here(resolved: InferenceConfig) -> int:
+    """What this machine has for each of its ranks, in bytes; 0 = not known before the run."""
+    if resolved.platform._target_ != CPU_PLATFORM:
+        return 0
+    return (available_memory() or 0) // resolved.parallel.ranks_per_node
+
+
+def _check_sizes(resolved: InferenceConfig, arch: Any, limit: Limit, findings: Findings) -> None:
     share = rank_share(resolved, arch)
     weights = share.weight_bytes
-    if weights > memory:
-        findings.faults.append(_too_big(resolved, weights, memory))
+    if weights > limit.size:
+        findings.faults.append(_too_big(resolved, weights, limit))
         return
     block_size = resolved.kv_cache.block_size
     per_block = share.kv_bytes_per_token * block_size
     if resolved.kv_cache.num_blocks:
-        _check_pool(resolved, per_block, memory - weights, findings)
+        _check_pool(resolved, per_block, limit.size - weights, findings)
         return
-    room = int((memory - weights) * resolved.kv_cache.mem_fraction)
+    room = int((limit.size - weights) * resolved.kv_cache.mem_fraction)
     longest = cached_len(resolved, arch)
     blocks = -(-longest // block_size)
     if (blocks + 1) * per_block > room:
@@ -46,7 +84,7 @@ def check_memory(resolved: InferenceConfig, arch: Any, findings: Findings) -> No
             "engine.max_model_len",
             resolved.engine.max_model_len,
             f"the KV cache of one request takes {mib(blocks * per_block)}, but beside the weights "
-            f"({mib(weights)}) only {mib(room)} are available; {fitting} tokens fit",
+            f"({mib(weights)}) only {mib(room)} are available; {fitting} tokens fit{limit.note}",
             related=("kv_cache.block_size", "kv_cache.mem_fraction", "data.input_truncated_len"),
         )
     elif resolved.batch_size_per_dp_rank * blocks * per_block > room:
@@ -59,20 +97,24 @@ def check_memory(resolved: InferenceConfig, arch: Any, findings: Findings) -> No
         )
 
 
-def _too_big(resolved: InferenceConfig, weights: int, memory: int) -> Fault:
+def _too_big(resolved: InferenceConfig, weights: int, limit: Limit) -> Fault:
     dtype, world_size = resolved.model.dtype.value, resolved.parallel.world_size
     if world_size == 1:
         problem = (
-            f"its weights take {mib(weights)} in {dtype}, but only {mib(memory)} are available"
+            f"its weights take {mib(weights)} in {dtype}, but only {mib(limit.size)} are available"
         )
         choose = "choose a smaller model or model.dtype"
     else:
         problem = (
             f"its weights take {mib(weights)} in {dtype} on each of {world_size} ranks, but only "
-            f"{mib(memory)} are available to a rank"
+            f"{mib(limit.size)} are available to a rank"
         )
         choose = "choose a smaller model or model.dtype, or another parallel=<option>"
-    return Fault(key="model", problem=f"{problem}; {choose}", related=("platform.device_memory",))
+    return Fault(
+        key="model",
+        problem=f"{problem}; {choose}{limit.note}",
+        related=("platform.device_memory",),
+    )
 
 
 def _check_pool(resolved: InferenceConfig, per_block: int, room: int, findings: Findings) -> None:

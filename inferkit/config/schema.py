@@ -115,7 +115,8 @@ class PlatformConfig(TargetConfig):
     num_threads: int = 0
     """CPU threads of a rank (0 = its share of the physical cores)."""
     device_memory: int = 0
-    """Bytes that a rank may plan with (0 = ask the device)."""
+    """Bytes that a rank may plan with (0 = ask the device). A run on a CPU needs them here; the
+    verb `check` takes them for those of any machine."""
 
 
 @dataclass(kw_only=True)

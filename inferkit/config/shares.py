@@ -59,6 +59,11 @@ class RankShare:
         )
 
     @property
+    def has_latent(self) -> bool:
+        """Whether the cache stores one latent of all heads, which TP does not divide."""
+        return bool(getattr(self.arch, "kv_lora_rank", 0))
+
+    @property
     def num_experts(self) -> int:
         """Of the whole model; 0 = dense."""
         return num_experts(self.arch)

@@ -150,14 +150,20 @@ class ConfigSpace:
 
     @cached_property
     def model_targets(self) -> dict[str, str]:
-        """Option of conf/model -> its `_target_`; a broken file matters to who chooses it."""
+        """Option of conf/model -> its `_target_`, of those that take any size of their family.
+
+        A broken file matters to who chooses it, not here.
+        """
         targets = {}
         for option in self.options("model"):
             loaded = None
             with contextlib.suppress(HydraException), _broken_files_named():
                 loaded = self.loader.repository.load_config(f"model/{option}")
-            if loaded is not None and isinstance(loaded.config, DictConfig):
-                targets[option] = str(loaded.config.get("_target_", ""))
+            if loaded is None or not isinstance(loaded.config, DictConfig):
+                continue
+            target, has_shape = loaded.config.get("_target_"), "arch" in loaded.config
+            if target is not None and not has_shape:
+                targets[option] = str(target)
         return targets
 
 

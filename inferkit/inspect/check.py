@@ -7,7 +7,13 @@ from typing import Any
 from inferkit.config.check import Checked
 from inferkit.config.faults import show
 from inferkit.config.memory import cached_len, mib, rank_share
-from inferkit.config.model_files import CONFIG_FILE, EMBEDDED, arch_of, class_name
+from inferkit.config.model_files import (
+    CONFIG_FILE,
+    EMBEDDED,
+    arch_of,
+    class_name,
+    is_shape_only,
+)
 from inferkit.config.schema import InferenceConfig
 from inferkit.config.shares import RankShare
 from inferkit.core.errors import ConfigError
@@ -46,11 +52,19 @@ def _configuration(cfg: InferenceConfig) -> Rows:
     per_rank = cfg.batch_size_per_dp_rank
     chunked = "chunked prefill" if cfg.scheduler.enable_chunked_prefill else "whole prompts"
     yield "model", f"{cfg.model.name} ({class_name(cfg.model._target_)}, {cfg.model.dtype.value})"
-    yield "path", show(cfg.model.path)
+    yield "path", _path(cfg)
     yield "platform", class_name(cfg.platform._target_)
+    if cfg.platform.device_memory:
+        yield "device memory", f"{mib(cfg.platform.device_memory)} to plan with, for each rank"
     yield "request length", f"at most {cfg.engine.max_model_len} tokens"
     yield "batch", f"{cfg.scheduler.batch_size} requests, batch_size_per_dp_rank={per_rank}"
     yield "step", f"{cfg.scheduler.max_prefill_tokens} tokens, {chunked}"
+
+
+def _path(cfg: InferenceConfig) -> str:
+    if cfg.model.path is not None:
+        return show(cfg.model.path)
+    return "none: the shape alone" if is_shape_only(cfg) else "none: random weights"
 
 
 def _ranks(cfg: InferenceConfig) -> Rows:
@@ -79,9 +93,9 @@ def _model(cfg: InferenceConfig, arch: Any) -> Rows:
     share, is_alone = rank_share(cfg, arch), cfg.parallel.world_size == 1
     of_rank = "" if is_alone else " per rank"
     if share.heads is not None and not is_alone:
-        yield "heads", _heads(share.heads)
+        yield "heads", _latent_heads(share.heads) if share.has_latent else _heads(share.heads)
     if share.num_experts:
-        yield "experts", f"{share.num_experts} in a layer, {share.num_local_experts} per rank"
+        yield "experts", _experts(share)
     parameters = f"{int(arch.num_parameters):,} parameters" + ("" if is_alone else " in all")
     yield "weights", f"{mib(share.weight_bytes)}{of_rank} ({parameters})"
     yield "KV cache", f"{share.kv_bytes_per_token:,} bytes per token{of_rank}"
@@ -96,6 +110,17 @@ def _heads(heads: HeadLayout) -> str:
     if heads.num_replicas > 1:
         text += f", each on {heads.num_replicas} ranks"
     return text
+
+
+def _latent_heads(heads: HeadLayout) -> str:
+    count = _padded(heads.num_heads, heads.padded_heads)
+    return f"{count}, {heads.num_local_heads} per rank; the latent of keys and values is on all"
+
+
+def _experts(share: RankShare) -> str:
+    text = f"{share.num_experts} in a layer, {share.num_local_experts} per rank"
+    size = share.layout.moe_tp_size
+    return text if size == 1 else f"{text}, 1/{size} of each"
 
 
 def _padded(count: int, padded: int) -> str:

@@ -10,11 +10,19 @@ def test_help_names_groups_defaults_and_verbs(space: ConfigSpace) -> None:
     text = help_text("inferkit", space)
 
     for group in space.groups:
-        assert f"\n  {group}" in text
+        sign = "" if group in space.defaults else "+"
+        assert f"\n  {sign}{group}  " in text
     assert "[smollm2_135m]" in text
     assert "schema" not in text
     assert all(verb in text for verb in VERBS)
     assert all(len(line) <= 100 for line in text.splitlines())
+
+
+def test_many_options_are_easy_to_search(space: ConfigSpace) -> None:
+    lines = [line.strip() for line in help_text("inferkit", space).splitlines()]
+
+    assert "ep2, ep4, ep8, ep16, ep32, ep128" in lines
+    assert any(line.startswith("of one size, without weights: deepseek_r1_671b") for line in lines)
 
 
 def test_the_commands_of_the_help_have_no_fault_of_their_own(space: ConfigSpace) -> None:
@@ -25,10 +33,10 @@ def test_the_commands_of_the_help_have_no_fault_of_their_own(space: ConfigSpace)
 
     for line in commands:
         words = shlex.split(line)[1:]
-        words = words[1:] if words and words[0] in VERBS else words
+        verb = words.pop(0) if words and words[0] in VERBS else ""
         flags = tuple(word for word in words if word.startswith("-"))
         overrides = tuple(word for word in words if not word.startswith("-"))
-        message = preflight(Command(flags=flags, overrides=overrides), space).message
+        message = preflight(Command(verb=verb, flags=flags, overrides=overrides), space).message
         # Only the example paths do not exist.
         faults = [part for part in message.splitlines() if part.startswith("  ")]
         assert not faults or "path" in faults[0], message

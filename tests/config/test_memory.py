@@ -18,8 +18,9 @@ def fault(checked: Checked) -> str:
 
 
 def weight_bytes(checked: Checked) -> int:
-    """Of the whole model in bfloat16."""
-    return 2 * int(checked.files.arch.num_parameters)
+    """Of a rank in bfloat16."""
+    assert checked.config is not None
+    return memory.rank_share(checked.config, checked.files.arch).weight_bytes
 
 
 def test_weights_that_do_not_fit(checker: Checker, make_model: Callable[..., Path]) -> None:
@@ -94,10 +95,11 @@ def test_a_rank_holds_a_share_of_weights_and_cache(
     checker: Checker, make_model: Callable[..., Path]
 ) -> None:
     model = make_model()
-    share = -(-weight_bytes(check(checker, model)) // 2)
+    options = ["parallel=tp2", "kv_cache.mem_fraction=1.0", "scheduler.batch_size=1"]
+    share = weight_bytes(check(checker, model, *options))
+    assert share < weight_bytes(check(checker, model))
     # One KV head of two: 128 bytes of KV per token, 3 blocks and the null block.
     enough = share + 4 * 128 * 128
-    options = ["parallel=tp2", "kv_cache.mem_fraction=1.0", "scheduler.batch_size=1"]
 
     exact = check(checker, model, *options, f"platform.device_memory={enough}")
     short = check(checker, model, *options, f"platform.device_memory={enough - 1}")
@@ -132,10 +134,10 @@ def test_ranks_of_a_node_share_the_memory_of_a_cpu(
     num_ranks: int,
 ) -> None:
     model = make_model()
-    share = weight_bytes(check(checker, model)) // 4
+    options = [*options, "kv_cache.mem_fraction=1.0", "scheduler.batch_size=1"]
+    share = weight_bytes(check(checker, model, *options))
     # Two KV heads on four ranks: 128 bytes of KV per token, 3 blocks and the null block.
     enough = num_ranks * (share + 4 * 128 * 128)
-    options = [*options, "kv_cache.mem_fraction=1.0", "scheduler.batch_size=1"]
 
     monkeypatch.setattr(memory, "available_memory", lambda: enough)
     assert check(checker, model, *options).faults == ()

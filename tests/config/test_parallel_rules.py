@@ -16,7 +16,7 @@ from tests.config.configs import changed, faults, warnings
 
 OPTIONS = (
     *(f"tp{n}" for n in (1, 2, 4, 8, 16, 32)),
-    *(f"dp{n}" for n in (2, 4, 8, 16, 32)),
+    *(f"dp{n}" for n in (2, 4, 8, 16, 32, 128)),
     *("dp2tp2", "dp2tp4", "dp2tp8", "dp2tp16", "dp4tp2", "dp4tp4", "dp4tp8", "dp8tp2", "dp8tp4"),
     *(f"ep{n}" for n in (2, 4, 8, 16, 32, 128)),
     *(f"cp{n}" for n in (2, 4, 8, 16)),
