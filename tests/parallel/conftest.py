@@ -1,6 +1,6 @@
 """Writes the equality matrix as a table, where asked:
 
-    EQUALITY_TABLE=table.md python -m pytest -m "full or not full" tests/parallel -k equals
+EQUALITY_TABLE=table.md python -m pytest -m "full or not full" tests/parallel -k equals
 """
 
 import os
