@@ -10,15 +10,16 @@ import logging
 import multiprocessing
 import os
 import signal
-import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from multiprocessing import connection, forkserver
+from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from inferkit.core.errors import WorkerError
+from inferkit.runtime.fork_server import start_fork_server
 from inferkit.runtime.rank_process import PEER_GRACE_S, run_rank
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ POLL_INTERVAL_S = 0.1
 END_GRACE_S = 5.0
 """How long a rank that has reported its error may take to exit before the run ends without it."""
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""For which elastic installs handlers of its own while workers run."""
+ELASTIC_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 THREAD_SPIN_COUNT = "1000"
 """How often a waiting OpenMP thread looks before it sleeps. The default of libgomp spins for
 milliseconds: beside another process that computes, both then take up to a hundred times as long."""
@@ -58,162 +59,156 @@ def run_workers(
             is that of the cause, not of those who lost it.
     """
     let_threads_sleep()
-    handlers = {signum: signal.getsignal(signum) for signum in END_SIGNALS}
-    known = set(multiprocessing.active_children())
-    # Both import torch, for seconds: the fork server begins before this process does.
-    start_fork_server(ELASTIC, entrypoint.partition(":")[0])
-    from torch.distributed.elastic.multiprocessing import SignalException
-
-    try:
-        _supervise(entrypoint, rank_args, log_dir=log_dir, on_event=on_event)
-    except SignalException as error:
-        # elastic turns signals into this exception; a user expects Ctrl-C to be one.
-        if error.sigval is signal.SIGINT:
-            raise KeyboardInterrupt from None
-        raise SystemExit(128 + error.sigval) from None
-    finally:
-        # A signal may come before elastic knows the ranks that are started already.
-        for child in set(multiprocessing.active_children()) - known:
-            child.kill()
-            child.join()
-        for signum, handler in handlers.items():
-            signal.signal(signum, handler)
-
-
-def _supervise(
-    entrypoint: str,
-    rank_args: Mapping[int, tuple[Any, ...]],
-    *,
-    log_dir: Path,
-    on_event: OnEvent,
-) -> None:
-    from torch.distributed.elastic.multiprocessing import start_processes
-
-    from inferkit.runtime.elastic_logs import RankFiles
-
-    # elastic logs a failure as a page of its own traceback; the rank's error is told below.
-    for noisy in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)
     log_dir.mkdir(parents=True, exist_ok=True)
     ranks = list(rank_args)
-    pipes = {rank: multiprocessing.Pipe(duplex=False) for rank in ranks}
-    senders = {rank: sender for rank, (_, sender) in pipes.items()}
-    inbox = _Inbox({rank: receiver for rank, (receiver, _) in pipes.items()}, on_event)
-    processes = None
-    try:
-        processes = start_processes(
-            name="worker",
-            entrypoint=run_rank,
-            args={
-                local_rank: (rank, entrypoint, rank_args[rank], senders, frozenset(os.environ))
-                for local_rank, rank in enumerate(ranks)
-            },
-            envs={local_rank: dict(os.environ) for local_rank in range(len(ranks))},
-            logs_specs=RankFiles(log_dir, ranks),
-            start_method=START_METHOD,
-        )
-        for sender in senders.values():
-            sender.close()
-        result = None
-        while result is None and not inbox.is_overdue():
-            inbox.wait(POLL_INTERVAL_S)
-            result = processes.wait(timeout=0)
-        inbox.wait(0)
-    finally:
-        if processes is not None:
-            processes.close(signal.SIGKILL if inbox.is_overdue() else None)
-        inbox.close()
-    dead = {}
-    if result is not None and result.is_failed():
-        dead = {ranks[local]: failure.exitcode for local, failure in result.failures.items()}
-    error = _cause_of_end(inbox.errors, dead, is_alone=ranks == [0], log_dir=log_dir)
+    with _end_signals() as signals:
+        # Both import torch, for seconds: the fork server begins before this process does.
+        start_fork_server(ELASTIC, entrypoint.partition(":")[0])
+        group = _WorkerGroup(entrypoint, rank_args, log_dir=log_dir, on_event=on_event)
+        try:
+            if not signals:
+                group.start()
+            while not (signals or group.has_ended()):
+                group.wait(POLL_INTERVAL_S)
+        finally:
+            group.close()
+    for signum in signals:
+        if signum is signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + signum)
+    error = _cause_of_end(group.errors, group.dead, is_alone=ranks == [0], log_dir=log_dir)
     if error is not None:
         raise error
 
 
-class _Inbox:
-    """Receives what the ranks send; keeps their errors in order of arrival."""
+class _WorkerGroup:
+    """The processes of this node's ranks, under elastic's supervision."""
 
-    def __init__(self, receivers: dict[int, Connection], on_event: OnEvent) -> None:
-        self.receivers = receivers
+    def __init__(
+        self,
+        entrypoint: str,
+        rank_args: Mapping[int, tuple[Any, ...]],
+        *,
+        log_dir: Path,
+        on_event: OnEvent,
+    ) -> None:
+        self.entrypoint = entrypoint
+        self.rank_args = rank_args
+        self.ranks = list(rank_args)
+        self.log_dir = log_dir
         self.on_event = on_event
         self.errors: dict[int, dict[str, Any]] = {}
+        """What ranks have reported, in order of arrival."""
+        self._receivers: dict[int, Connection] = {}
+        self._processes: Any = None
+        self._result: Any = None
+        self._known_children = set(multiprocessing.active_children())
         self._deadline_s = float("inf")
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait for messages and handle all that are there; a rank's pipe ends with it."""
-        if not self.receivers:
-            time.sleep(timeout_s)
-        by_receiver = {receiver: rank for rank, receiver in self.receivers.items()}
-        for receiver in connection.wait(list(by_receiver), timeout_s):
-            assert isinstance(receiver, Connection), "only pipes are waited for"
-            self._drain(by_receiver[receiver], receiver)
+    def start(self) -> None:
+        from torch.distributed.elastic.multiprocessing import start_processes
 
-    def _drain(self, rank: int, receiver: Connection) -> None:
-        try:
-            while receiver.poll():
-                event = receiver.recv()
+        from inferkit.runtime.elastic_logs import RankFiles
+
+        # elastic logs a failure as a page of its own traceback; the rank's error is told instead.
+        for noisy in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
+            logging.getLogger(noisy).setLevel(logging.CRITICAL)
+        pipes = {rank: multiprocessing.Pipe(duplex=False) for rank in self.ranks}
+        self._receivers = {rank: receiver for rank, (receiver, _) in pipes.items()}
+        senders = {rank: sender for rank, (_, sender) in pipes.items()}
+        variables = frozenset(os.environ)
+        self._processes = start_processes(
+            name="worker",
+            entrypoint=run_rank,
+            args={
+                local_rank: (rank, self.entrypoint, self.rank_args[rank], senders, variables)
+                for local_rank, rank in enumerate(self.ranks)
+            },
+            envs={local_rank: dict(os.environ) for local_rank in range(len(self.ranks))},
+            logs_specs=RankFiles(self.log_dir, self.ranks),
+            start_method=START_METHOD,
+        )
+        for sender in senders.values():
+            sender.close()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for messages, handle all that are there, and see whether a rank has ended."""
+        if not self._receivers:
+            time.sleep(timeout_s)
+        self._receive(timeout_s)
+        self._result = self._processes.wait(timeout=0)
+        if self._result is not None:
+            self._receive(0)
+
+    def has_ended(self) -> bool:
+        """Whether all ranks have, or one has failed: also one that does not exit after it."""
+        return self._result is not None or time.monotonic() > self._deadline_s
+
+    @property
+    def dead(self) -> dict[int, int]:
+        """Rank -> exit code, of the rank that elastic saw fail first."""
+        if self._result is None or not self._result.is_failed():
+            return {}
+        failures = self._result.failures.items()
+        return {self.ranks[local_rank]: failure.exitcode for local_rank, failure in failures}
+
+    def close(self) -> None:
+        """End what still runs."""
+        if self._processes is not None:
+            is_overdue = time.monotonic() > self._deadline_s
+            self._processes.close(signal.SIGKILL if is_overdue else None)
+        # Where a start failed half-way, elastic does not know the ranks.
+        for child in set(multiprocessing.active_children()) - self._known_children:
+            child.kill()
+            child.join()
+        for receiver in self._receivers.values():
+            receiver.close()
+
+    def _receive(self, timeout_s: float) -> None:
+        ranks = {receiver: rank for rank, receiver in self._receivers.items()}
+        for receiver in connection.wait(list(ranks), timeout_s):
+            assert isinstance(receiver, Connection), "only pipes are waited for"
+            for event in self._messages(ranks[receiver], receiver):
                 if event["event"] == "error":
-                    self._keep(rank, event)
+                    self._keep(ranks[receiver], event)
                 else:
                     self.on_event(event)
+
+    def _messages(self, rank: int, receiver: Connection) -> Iterator[dict[str, Any]]:
+        try:
+            while receiver.poll():
+                yield receiver.recv()
         except (EOFError, OSError):
-            del self.receivers[rank]
+            del self._receivers[rank]  # a rank's pipe ends with it
 
     def _keep(self, rank: int, error: dict[str, Any]) -> None:
         self.errors[rank] = error
         grace_s = END_GRACE_S + (PEER_GRACE_S if error["is_peer_loss"] else 0.0)
         self._deadline_s = min(self._deadline_s, time.monotonic() + grace_s)
 
-    def is_overdue(self) -> bool:
-        """Whether a rank has failed and does not exit."""
-        return time.monotonic() > self._deadline_s
-
-    def close(self) -> None:
-        for receiver in self.receivers.values():
-            receiver.close()
-
-
-def start_fork_server(*modules: str) -> None:
-    """Start the process that ranks are forked from, unless there is one; returns at once.
-
-    It imports `modules` by this process's import path, ends with this process and its ranks, and
-    does not hear Ctrl-C.
-    """
-    forkserver.set_forkserver_preload(list(modules))
-    with _blocked(signal.SIGINT), _import_path_for_children():
-        forkserver.ensure_running()
-
 
 @contextlib.contextmanager
-def _blocked(*signals: signal.Signals) -> Iterator[None]:
-    """Processes that are started meanwhile have these signals blocked."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _end_signals() -> Iterator[list[signal.Signals]]:
+    """Signals that ask for the end of this process are collected, not acted upon.
 
-
-@contextlib.contextmanager
-def _import_path_for_children() -> Iterator[None]:
-    """Processes that are started meanwhile import from where this one does.
-
-    A fork server would look in the working directory first, whatever lies there. A rank gets the
-    variables of this process again before it begins.
+    elastic would raise them wherever this process is, also where ranks are half started. Signals
+    that are ignored (SIGHUP under nohup) stay so.
     """
-    paths = [os.path.abspath(path) for path in sys.path]
-    changed = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
-    before = {name: os.environ.get(name) for name in changed}
-    os.environ.update(changed)
+    received: list[signal.Signals] = []
+    before = {}
+    os.environ[ELASTIC_SIGNALS] = ""
+    if threading.current_thread() is threading.main_thread():
+        for signum in END_SIGNALS:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                before[signum] = signal.signal(
+                    signum, lambda number, frame: received.append(signal.Signals(number))
+                )
     try:
-        yield
+        yield received
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for signum, handler in before.items():
+            signal.signal(signum, handler or signal.SIG_DFL)
+        del os.environ[ELASTIC_SIGNALS]
 
 
 def let_threads_sleep() -> None:

@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -122,6 +123,54 @@ def test_a_rank_that_lost_one_of_another_node_says_so(tmp_path):
         run("lose_a_far_peer", {3: ()}, tmp_path)
     assert "Connection closed by peer" in str(caught.value)
     assert "Traceback" not in str(caught.value)
+
+
+def test_ranks_end_with_the_fork_server_and_the_next_run_has_a_new_one(tmp_path):
+    pids = []
+
+    def kill_fork_server(event):
+        pids.append(event["pid"])
+        os.kill(psutil.Process(event["pid"]).ppid(), signal.SIGKILL)
+
+    with pytest.raises(WorkerError, match="rank 0 ended without a result"):
+        run("wait_for_ever", {0: ()}, tmp_path, kill_fork_server)
+    psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=10)
+    assert not psutil.pid_exists(pids[0])
+    events = []
+    run("greet", {0: (0, "again")}, tmp_path, events.append)
+    assert [event["text"] for event in events] == ["hello again"]
+
+
+@pytest.mark.parametrize(
+    "signum, error", [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+)
+def test_a_signal_ends_the_ranks(tmp_path, signum, error):
+    before = signal.getsignal(signum)
+    with pytest.raises(error):
+        run("wait_for_ever", {0: (), 1: ()}, tmp_path, lambda event: os.kill(os.getpid(), signum))
+    assert not ranks_alive()
+    assert signal.getsignal(signum) is before
+
+
+def test_a_signal_that_is_ignored_ends_nothing(tmp_path):
+    """A run under nohup outlives its terminal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        events = []
+        run("greet", {0: (0, "a")}, tmp_path, lambda event: os.kill(os.getpid(), signal.SIGHUP))
+        run("greet", {0: (0, "a")}, tmp_path, events.append)
+        assert len(events) == 1
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_an_error_of_the_parents_own_ends_the_ranks(tmp_path):
+    def fail(event):
+        raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        run("wait_for_ever", {0: (), 1: ()}, tmp_path, fail)
+    assert not ranks_alive()
 
 
 def test_a_failed_rank_that_does_not_exit_ends_with_the_run(tmp_path, monkeypatch):
