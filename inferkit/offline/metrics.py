@@ -31,7 +31,7 @@ import numpy as np
 
 from inferkit.core.request import Request
 from inferkit.offline.result import tpot_s, ttft_s
-from inferkit.scheduler.step_record import StepKind, StepRecord
+from inferkit.scheduler.step_record import StepKind, StepRecord, by_dp_rank
 
 OUTLIER_IQRS = 1.5
 STEP_KINDS: tuple[StepKind, ...] = ("prefill", "decode", "mixed")
@@ -79,7 +79,7 @@ def collect_metrics(
         "e2e_s": statistics(
             [_difference(request.finish_time_s, request.arrival_time_s) for request in ran]
         ),
-        "num_steps": max(map(len, _by_dp_rank(records)), default=0),
+        "num_steps": max(map(len, by_dp_rank(records)), default=0),
         "steps": {kind: _step_metrics(records, kind) for kind in STEP_KINDS},
         "steady_decode_mean_s": steady_decode_mean_s(records),
         "collective_share": _ratio(
@@ -142,19 +142,11 @@ def _step_metrics(records: Sequence[StepRecord], kind: StepKind) -> dict[str, An
 
 
 def _wall_time_s(records: Sequence[StepRecord], requests: Sequence[Request]) -> float:
-    ranks = _by_dp_rank(records)
+    ranks = by_dp_rank(records)
     if len(ranks) == 1:
         start_s = min((request.arrival_time_s for request in requests), default=records[0].start_s)
         return _end_s(records) - start_s
     return max((_end_s(steps) - steps[0].start_s for steps in ranks), default=0.0)
-
-
-def _by_dp_rank(records: Sequence[StepRecord]) -> list[list[StepRecord]]:
-    """The steps of each DP rank that took any, in order."""
-    ranks: dict[int, list[StepRecord]] = {}
-    for record in records:
-        ranks.setdefault(record.dp_rank, []).append(record)
-    return list(ranks.values())
 
 
 def _end_s(records: Sequence[StepRecord]) -> float:

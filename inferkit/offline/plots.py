@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from inferkit.scheduler.step_record import StepKind, StepRecord
+from inferkit.scheduler.step_record import StepKind, StepRecord, by_dp_rank
 
 # Distinguishable for the colour-blind (Okabe and Ito), and by shape in black and white.
 STYLES: dict[StepKind, tuple[str, str]] = {
@@ -73,21 +73,23 @@ def _plot_times(axes: Axes, records: Sequence[StepRecord]) -> None:
 
 
 def _plot_use(axes: Axes, records: Sequence[StepRecord]) -> None:
-    steps = [record.step for record in records]
-    kv_percent = [100 * record.kv_used / max(1, record.kv_total) for record in records]
-    axes.fill_between(steps, kv_percent, step="mid", color=KV_COLOUR, alpha=0.25)
-    axes.plot(steps, kv_percent, drawstyle="steps-mid", color=KV_COLOUR)
+    requests = axes.twinx()
+    ranks = by_dp_rank(records)
+    for of_rank in ranks:
+        steps = [record.step for record in of_rank]
+        kv_percent = [100 * record.kv_used / max(1, record.kv_total) for record in of_rank]
+        axes.fill_between(steps, kv_percent, step="mid", color=KV_COLOUR, alpha=0.25 / len(ranks))
+        axes.plot(steps, kv_percent, drawstyle="steps-mid", color=KV_COLOUR)
+        requests.plot(
+            steps,
+            [record.num_requests for record in of_rank],
+            drawstyle="steps-mid",
+            color=REQUESTS_COLOUR,
+            linestyle="--",
+        )
     axes.set_ylabel("KV blocks in use, %", color=KV_COLOUR)
     axes.set_ylim(0, 100 * HEADROOM)
     axes.grid(alpha=0.3)
-    requests = axes.twinx()
-    requests.plot(
-        steps,
-        [record.num_requests for record in records],
-        drawstyle="steps-mid",
-        color=REQUESTS_COLOUR,
-        linestyle="--",
-    )
     requests.set_ylabel("requests in the step", color=REQUESTS_COLOUR)
     requests.set_ylim(0, max((record.num_requests for record in records), default=1) * HEADROOM)
     requests.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -99,4 +101,5 @@ def _plot_use(axes: Axes, records: Sequence[StepRecord]) -> None:
         ],
         **ABOVE_RIGHT,
     )
-    axes.set_title("What the step held", loc="left")
+    of_each = f" of each of {len(ranks)} DP ranks" if len(ranks) > 1 else ""
+    axes.set_title(f"What the step{of_each} held", loc="left")

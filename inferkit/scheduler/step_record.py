@@ -1,5 +1,6 @@
 """What is kept of one step, for metrics, the step-time picture and the sweep table."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,3 +36,11 @@ class StepRecord:
     """Of the step, spent in collectives, waiting for other ranks included."""
     dp_rank: int = 0
     """Whose step it is; DP ranks count theirs independently."""
+
+
+def by_dp_rank(records: Sequence[StepRecord]) -> list[list[StepRecord]]:
+    """The steps of each DP rank that took any, in order."""
+    ranks: dict[int, list[StepRecord]] = {}
+    for record in records:
+        ranks.setdefault(record.dp_rank, []).append(record)
+    return list(ranks.values())

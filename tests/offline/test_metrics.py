@@ -96,3 +96,19 @@ def test_imbalance_of_experts_is_the_largest_load_over_the_mean() -> None:
     assert load["imbalance"] == 3.0
     assert [entry["imbalance"] for entry in load["layers"].values()] == [1.0, 3.0, None]
     assert load["layers"]["3"]["counts"] == [6, 0, 1, 1]
+
+
+def test_dp_ranks_have_clocks_and_steps_of_their_own() -> None:
+    """Rank 1 ran longer, on a machine whose clock is far ahead; rank 0 took more steps."""
+    records = [
+        make_record(0, "prefill", 1.0, start_s=11.0, collective_time_s=0.5),
+        make_record(1, "decode", 1.0, start_s=12.0),
+        make_record(2, "decode", 1.0, start_s=13.0),
+        make_record(0, "prefill", 2.0, start_s=9000.0, dp_rank=1),
+        make_record(1, "decode", 3.0, start_s=9002.0, dp_rank=1, collective_time_s=1.5),
+    ]
+    metrics = collect(records, [make_request(0), make_request(1)])
+    assert metrics["wall_time_s"] == 5.0
+    assert metrics["num_steps"] == 3
+    assert metrics["output_tokens_per_s"] == 6 / 5
+    assert metrics["collective_share"] == 2.0 / 8.0

@@ -19,6 +19,7 @@ RUNS: dict[str, list[StepRecord]] = {
     "decodes only": DECODES,
     "one step": [make_record(0, "prefill", 0.5)],
     "no time at all": [make_record(0, "decode", 0.0), make_record(1, "decode", 0.0)],
+    "two DP ranks": [make_record(i // 2, "decode", 0.03, dp_rank=i % 2) for i in range(21)],
     "nothing": [],
 }
 
