@@ -134,9 +134,10 @@ def _summary(split: str, runs: list[dict[str, Any]], first: list[dict[str, Any]]
 
 def _table(rows: list[dict[str, Any]], first: str) -> Table:
     table = Table()
-    columns = ("parallel", "ranks", "steps/s", "output tokens/s", f"ratio to {first}", "min..max")
-    for column in (*columns, "collectives"):
-        table.add_column(column, justify="left" if column == "parallel" else "right")
+    columns = ("parallel", "ranks", "steps/s", "tokens/s", f"x {first}", "min..max", "collectives")
+    for column in columns:
+        justify: Any = "left" if column == "parallel" else "right"
+        table.add_column(column, justify=justify, no_wrap=True)
     for row in rows:
         table.add_row(
             row["split"],
