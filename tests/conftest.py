@@ -27,14 +27,6 @@ CHATML_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
-GPT_OSS_ROPE = {
-    "rope_type": "yarn",
-    "rope_theta": 150000.0,
-    "factor": 4.0,
-    "truncate": False,
-    "original_max_position_embeddings": 32,
-}
-
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +57,7 @@ def tiny_tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_hf_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Path]]:
     """Factory `tiny_hf_model(family, **config)` of float32 random-weight model folders.
 
-    Families: options of conf/model. `config` overrides keys of the model's Hugging Face
+    Families: those of tests/families.py. `config` overrides keys of the model's Hugging Face
     configuration. Equal arguments give the same folder, which tests must not change.
     """
     made: dict[str, Path] = {}
@@ -79,6 +71,14 @@ def tiny_hf_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
         return made[key]
 
     yield make
+
+
+@pytest.fixture(scope="session")
+def references(tiny_hf_model: Callable[..., Path]) -> Any:
+    """`references(variant)` is (option, folder, what transformers generates), made once."""
+    from tests.e2e.schedules import References
+
+    return References(tiny_hf_model)
 
 
 @pytest.fixture(scope="session")
@@ -123,32 +123,13 @@ def save_byte_tokenizer(directory: Path) -> int:
 
 
 def save_tiny_model(directory: Path, family: str, overrides: dict[str, Any]) -> None:
-    """Write tokenizer, config.json and seeded float32 weights of a small model of `family`.
-
-    New families have an entry in tests/families.py and nothing here.
-    """
+    """Write tokenizer, config.json and seeded float32 weights of a small model of `family`."""
     import torch
     import transformers
-    from transformers import (
-        GptOssConfig,
-        GptOssForCausalLM,
-        LlamaConfig,
-        LlamaForCausalLM,
-        MistralConfig,
-        MistralForCausalLM,
-        Qwen2Config,
-        Qwen2ForCausalLM,
-        Qwen3Config,
-        Qwen3ForCausalLM,
-    )
 
-    classes: dict[str, tuple[Any, Any]] = {
-        "llama": (LlamaConfig, LlamaForCausalLM),
-        "mistral": (MistralConfig, MistralForCausalLM),
-        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-        "gpt_oss": (GptOssConfig, GptOssForCausalLM),
-    }
+    entry = FAMILIES[family]
+    config_class = getattr(transformers, entry.config_class)
+    model_class = getattr(transformers, entry.architecture)
     vocab_size = save_byte_tokenizer(directory)
     values: dict[str, Any] = {
         "vocab_size": vocab_size,
@@ -167,20 +148,7 @@ def save_tiny_model(directory: Path, family: str, overrides: dict[str, Any]) -> 
         "tie_word_embeddings": False,
         "dtype": "float32",
     }
-    entry = FAMILIES.get(family)
-    if entry is not None:
-        names = (entry.config_class, entry.architecture)
-        classes[family] = tuple(getattr(transformers, name) for name in names)
-        values |= entry.config
-    config_class, model_class = classes[family]
-    if family == "mistral":
-        values["sliding_window"] = None
-    if family == "gpt_oss":
-        # Experts do not divide by three; the limit is one that these activations reach.
-        values |= {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 44}
-        values |= {"sliding_window": 7, "swiglu_limit": 0.5, "rope_parameters": GPT_OSS_ROPE}
-        values["max_position_embeddings"] = 128
-    config = config_class(**(values | overrides))
+    config = config_class(**{**values, **entry.config, **overrides})
     # The generator that transformers initialises from is global: leave it as it was.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(20260101)
@@ -190,10 +158,6 @@ def save_tiny_model(directory: Path, family: str, overrides: dict[str, Any]) -> 
             for parameter in model.parameters():
                 if parameter.ndim == 1:
                     parameter.add_(torch.randn_like(parameter), alpha=0.1)
-            for name, parameter in model.named_parameters():
-                # Biases of experts have two dimensions; small sinks would hardly be seen.
-                if family == "gpt_oss" and name.endswith(("_proj_bias", ".sinks")):
-                    parameter.add_(torch.randn_like(parameter), alpha=0.5)
-            if entry is not None and entry.prepare is not None:
+            if entry.prepare is not None:
                 entry.prepare(model)
     model.save_pretrained(directory)

@@ -37,16 +37,24 @@ def random_expert_biases(model: Any) -> None:
             buffer.normal_(std=0.1)
 
 
-DEEPSEEK_YARN: dict[str, Any] = {
+def larger_biases_and_sinks(model: Any) -> None:
+    """Biases of experts have two dimensions and are zeros; small sinks would hardly be seen."""
+    for name, parameter in model.named_parameters():
+        if name.endswith(("_proj_bias", ".sinks")):
+            parameter.add_(parameter.clone().normal_(), alpha=0.5)
+
+
+YARN: dict[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
     "factor": 4.0,
     "original_max_position_embeddings": 32,
-    # Unequal, so that both the scores and the rotated parts have a temperature.
-    "mscale": 1.3,
-    "mscale_all_dim": 0.8,
 }
+# Unequal, so that both the scores and the rotated parts have a temperature.
+DEEPSEEK_YARN: dict[str, Any] = {**YARN, "mscale": 1.3, "mscale_all_dim": 0.8}
 SLIDING, FULL = "sliding_attention", "full_attention"
+NINE_HEADS: dict[str, Any] = {"num_attention_heads": 9, "num_key_value_heads": 3}
+"""None of the splits divides them."""
 
 FAMILIES: dict[str, Family] = {
     "deepseek_v3": Family(
@@ -115,7 +123,6 @@ FAMILIES: dict[str, Family] = {
             {
                 ("deepseek_v3", "ep4"),
                 ("deepseek_direct_queries_biases", "narrow"),
-                ("deepseek_yarn", "dp2tp2"),
                 ("deepseek_yarn", "cp2"),
                 ("deepseek_five_heads_tied_yarn", "tp3"),
             }
@@ -136,13 +143,7 @@ FAMILIES: dict[str, Family] = {
             "gemma3": {},
             # As the smallest published ones: fewer KV heads than ranks.
             "gemma3_one_kv_head": {"num_key_value_heads": 1},
-            # None of the splits divides them.
-            "gemma3_nine_heads": {
-                "hidden_size": 72,
-                "num_attention_heads": 9,
-                "num_key_value_heads": 3,
-                "intermediate_size": 130,
-            },
+            "gemma3_nine_heads": {**NINE_HEADS, "hidden_size": 72, "intermediate_size": 130},
             "gemma3_untied_biases_long": {
                 "tie_word_embeddings": False,
                 "attention_bias": True,
@@ -154,14 +155,88 @@ FAMILIES: dict[str, Family] = {
         },
         cover=frozenset(
             {
-                ("gemma3", "tp2"),
                 ("gemma3", "dp2"),
                 ("gemma3_one_kv_head", "cp2"),
-                ("gemma3_one_kv_head", "tp4"),
-                ("gemma3_nine_heads", "tp3"),
+                ("gemma3_nine_heads", "tp2"),
                 ("gemma3_untied_biases_long", "crossed"),
             }
         ),
+    ),
+    "gpt_oss": Family(
+        architecture="GptOssForCausalLM",
+        config_class="GptOssConfig",
+        config={
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            # Experts do not divide by three; the limit is one that these activations reach.
+            "intermediate_size": 44,
+            "swiglu_limit": 0.5,
+            "sliding_window": 7,
+            "max_position_embeddings": 128,
+            "rope_parameters": {**YARN, "rope_theta": 150000.0, "truncate": False},
+        },
+        variants={
+            "gpt_oss": {},
+            "gpt_oss_nine_heads": {**NINE_HEADS, "intermediate_size": 20},
+            # Keys of an earlier block than the window's first are never read.
+            "gpt_oss_reversed": {"layer_types": [FULL, SLIDING], "sliding_window": 3},
+            "gpt_oss_plain": {
+                "layer_types": [FULL, FULL],
+                "attention_bias": False,
+                "tie_word_embeddings": True,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+        cover=frozenset(
+            {
+                ("gpt_oss", "dp2tp2"),
+                ("gpt_oss_nine_heads", "tp2"),
+                ("gpt_oss_nine_heads", "ep4"),
+                ("gpt_oss_reversed", "cp2"),
+            }
+        ),
+        prepare=larger_biases_and_sinks,
+    ),
+    "llama": Family(
+        architecture="LlamaForCausalLM",
+        config_class="LlamaConfig",
+        variants={
+            "llama": {},
+            "llama_tied_biases": {
+                "tie_word_embeddings": True,
+                "attention_bias": True,
+                "mlp_bias": True,
+            },
+            "llama3_rope": {
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "rope_theta": 10000.0,
+                    "factor": 4.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                }
+            },
+            "llama_dynamic_rope": {
+                "max_position_embeddings": 40,
+                "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+            },
+        },
+        cover=frozenset(
+            {
+                ("llama", "tp2"),
+                ("llama", "cp2"),
+                ("llama_tied_biases", "dp2tp2"),
+                ("llama_tied_biases", "narrow"),
+            }
+        ),
+    ),
+    "mistral": Family(
+        architecture="MistralForCausalLM",
+        config_class="MistralConfig",
+        config={"sliding_window": None},
+        variants={"mistral_window": {"sliding_window": 7}},
+        cover=frozenset({("mistral_window", split) for split in ("tp2", "dp2", "cp2")}),
     ),
     "mixtral": Family(
         architecture="MixtralForCausalLM",
@@ -169,21 +244,57 @@ FAMILIES: dict[str, Family] = {
         config={"num_local_experts": 8, "num_experts_per_tok": 2},
         variants={
             "mixtral": {},
-            # Splits do not divide the heads; three ranks do not divide the experts' inner size.
-            "mixtral_nine_heads": {
-                "num_attention_heads": 9,
-                "num_key_value_heads": 3,
-                "intermediate_size": 68,
-            },
+            # Three ranks do not divide the experts' inner size either.
+            "mixtral_nine_heads": {**NINE_HEADS, "intermediate_size": 68},
             "mixtral_window": {"sliding_window": 7, "num_experts_per_tok": 1},
         },
         cover=frozenset(
             {
                 ("mixtral", "wide"),
                 ("mixtral_nine_heads", "tp4"),
-                ("mixtral_nine_heads", "tp3"),
                 ("mixtral_window", "ep2"),
+                ("mixtral_window", "cp2"),
                 ("mixtral_window", "crossed"),
+            }
+        ),
+    ),
+    "qwen2": Family(
+        architecture="Qwen2ForCausalLM",
+        config_class="Qwen2Config",
+        variants={
+            "qwen2_half_window": {
+                "use_sliding_window": True,
+                "sliding_window": 9,
+                "max_window_layers": 1,
+            },
+            "qwen2_tied_yarn": {"tie_word_embeddings": True, "rope_parameters": YARN},
+            "qwen2_yarn_beyond_its_positions": {
+                "max_position_embeddings": 32,
+                "rope_parameters": YARN,
+            },
+        },
+        cover=frozenset(
+            {
+                ("qwen2_half_window", "wide"),
+                ("qwen2_half_window", "dp2"),
+                ("qwen2_half_window", "cp4"),
+                ("qwen2_tied_yarn", "tp3"),
+            }
+        ),
+    ),
+    "qwen3": Family(
+        architecture="Qwen3ForCausalLM",
+        config_class="Qwen3Config",
+        variants={
+            "qwen3": {},
+            "qwen3_wide_heads": {"head_dim": 32, "num_key_value_heads": 4},
+            "qwen3_nine_heads": {**NINE_HEADS, "intermediate_size": 130},
+        },
+        cover=frozenset(
+            {
+                ("qwen3_wide_heads", "dp2"),
+                ("qwen3_nine_heads", "tp4"),
+                ("qwen3_nine_heads", "cp4"),
             }
         ),
     ),
@@ -211,11 +322,9 @@ FAMILIES: dict[str, Family] = {
         cover=frozenset(
             {
                 ("qwen3_moe", "tp2"),
-                ("qwen3_moe", "ep4"),
-                ("qwen3_moe", "dp2tp2"),
                 ("qwen3_moe", "cp2"),
                 ("qwen3_moe_sparse", "dp2"),
-                ("qwen3_moe_window", "narrow"),
+                ("qwen3_moe_window", "ep2"),
             }
         ),
     ),

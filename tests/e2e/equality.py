@@ -14,6 +14,8 @@ from inferkit.core.step_output import StepOutput
 from inferkit.offline.inference import OfflineInference
 
 NEAR_TIE = 1e-4
+Reference = list[tuple[list[int], list[float], torch.Tensor]]
+"""(tokens, gaps, logits [n, V]) of each prompt; a gap is that of the two best logits."""
 
 
 def assert_same_tokens(
@@ -33,8 +35,8 @@ def assert_same_tokens(
 
 def hf_generate(
     directory: Path, prompts: Sequence[Sequence[int]], num_new_tokens: int
-) -> list[tuple[list[int], list[float], torch.Tensor]]:
-    """(tokens, gaps, logits [n, V]) of each prompt, alone, in float32."""
+) -> Reference:
+    """Each prompt alone, in float32."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()

@@ -35,4 +35,5 @@ def generate(
         "num_batches": len(recorder.batches),
         "num_collectives": comm.timer.num_calls,
         "is_lock_step": comm.joins_dp_ranks,
+        "has_experts": bool(getattr(llm.parts.arch, "num_experts", 0)),
     }

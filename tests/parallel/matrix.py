@@ -1,61 +1,49 @@
-"""What the equality tests of all families share: the prompts, and one cell of the matrix."""
+"""One cell of the equality matrix: a model at one split."""
 
-import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tests.e2e.equality import assert_same_tokens, hf_generate
+from tests.e2e import schedules
+from tests.e2e.equality import Reference, assert_same_tokens
 from tests.parallel.cases import generate
-from tests.ranks import RankPool
+from tests.parallel.splits import SPLITS
 
 NUM_NEW_TOKENS = 8
-PROMPT_LENS = (1, 2, 5, 17, 33, 9, 9)
-LOGITS_ATOL = 1e-4
+CHOSEN = (0, 1, 2, 3, 4, 6, 7)
+"""All prompts but the longest one, which would take as long as the others together."""
 
 
 def prompts() -> list[list[int]]:
-    rng = random.Random(0)
-    return [[rng.randrange(3, 259) for _ in range(length)] for length in PROMPT_LENS]
+    ids = schedules.prompts()
+    return [ids[idx] for idx in CHOSEN]
 
 
-class References:
-    """(folder, what transformers generates) of each model, made once.
-
-    Use it through a fixture of module scope: `References(tiny_hf_model)`.
-    """
-
-    def __init__(self, tiny_hf_model: Any) -> None:
-        self.tiny_hf_model = tiny_hf_model
-        self.made: dict[tuple[str, str], tuple[Any, Any]] = {}
-
-    def __call__(self, family: str, **config: Any) -> tuple[Any, Any]:
-        key = (family, str(sorted(config.items())))
-        if key not in self.made:
-            directory = self.tiny_hf_model(family, **config)
-            self.made[key] = directory, hf_generate(directory, prompts(), NUM_NEW_TOKENS)
-        return self.made[key]
+def shortened(reference: Reference) -> Reference:
+    """What a reference of all prompts says about these, and fewer tokens."""
+    return [tuple(part[:NUM_NEW_TOKENS] for part in reference[idx]) for idx in CHOSEN]  # type: ignore[misc]
 
 
 def check(
-    pool: RankPool, family: str, reference: tuple[Any, Any], overrides: list[str]
+    ranks: Any, split: str, option: str, folder: Path, reference: Reference
 ) -> list[dict[str, Any]]:
-    """Generate on all ranks of `pool` with `model=<family>` and compare; what each rank returned.
+    """Generate at `split` with `model=<option>` and compare; what each rank returned.
 
     Args:
-        reference: of `References`.
+        ranks: the fixture, which has a pool for each number of ranks.
+        reference: of `schedules.References` or `schedules.reference_of`.
     """
-    directory, expected = reference
-    outputs = pool.run(
+    world_size, overrides = SPLITS[split]
+    outputs: list[dict[str, Any]] = ranks(world_size).run(
         generate,
         [
-            f"model={family}",
-            f"model.path={directory}",
+            f"model={option}",
+            f"model.path={folder}",
             "model.dtype=float32",
             "scheduler.batch_size=4",
-            "engine.max_model_len=72",
-            "kv_cache.block_size=4",
-            "scheduler.max_prefill_tokens=11",
+            f"engine.max_model_len={schedules.MAX_MODEL_LEN}",
+            *schedules.SCHEDULES["small_chunks"],
             *overrides,
         ],
         prompts(),
@@ -65,11 +53,14 @@ def check(
     for output in outputs:
         assert output["tokens"] == outputs[0]["tokens"], "ranks returned different results"
         logits |= output["logits"]
-    for idx, (tokens, gaps, expected_logits) in enumerate(expected):
+    for idx, (tokens, gaps, expected_logits) in enumerate(shortened(reference)):
         ours = outputs[0]["tokens"][idx]
-        assert_same_tokens(ours, tokens, gaps, case=f"{family} {overrides} {PROMPT_LENS[idx]}")
+        assert_same_tokens(ours, tokens, gaps, case=f"{option} {split} prompt {idx}")
         if ours == tokens:
             np.testing.assert_allclose(
-                logits[idx][: len(tokens)], expected_logits.numpy(), atol=LOGITS_ATOL, rtol=0
+                logits[idx][: len(tokens)],
+                expected_logits.numpy(),
+                atol=schedules.LOGITS_ATOL,
+                rtol=0,
             )
     return outputs

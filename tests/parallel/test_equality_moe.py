@@ -8,16 +8,11 @@ import pytest
 
 from inferkit.core.place import RankPlace
 from tests.e2e.equality import assert_same_tokens
-from tests.parallel.matrix import NUM_NEW_TOKENS, References, prompts
+from tests.parallel.matrix import NUM_NEW_TOKENS, prompts, shortened
 from tests.parallel.moe_cases import generate_and_count
 from tests.parallel.splits import SPLITS
 
 TOP_K, NUM_EXPERTS = 2, 8
-
-
-@pytest.fixture(scope="module")
-def reference(tiny_hf_model):
-    return References(tiny_hf_model)
 
 
 def overrides_of(directory, family, *overrides: str) -> list[str]:
@@ -40,9 +35,10 @@ def overrides_of(directory, family, *overrides: str) -> list[str]:
         for num_prompts in (1, 3)
     ],
 )
-def test_ranks_without_requests_run_as_many_steps(ranks, reference, family, split, num_prompts):
+def test_ranks_without_requests_run_as_many_steps(ranks, references, family, split, num_prompts):
     """Decodes of unequal number too: one DP rank has finished before the other one has."""
-    directory, expected = reference(family)
+    _, directory, reference = references(family)
+    expected = shortened(reference)[-num_prompts:]
     world_size, overrides = SPLITS[split]
     outputs = ranks(world_size).run(
         generate_and_count,
@@ -52,7 +48,7 @@ def test_ranks_without_requests_run_as_many_steps(ranks, reference, family, spli
     )
     assert len({output["num_forwards"] for output in outputs}) == 1
     assert outputs[0]["num_forwards"] >= NUM_NEW_TOKENS
-    for ours, (tokens, gaps, _) in zip(outputs[0]["tokens"], expected[-num_prompts:], strict=True):
+    for ours, (tokens, gaps, _) in zip(outputs[0]["tokens"], expected, strict=True):
         assert_same_tokens(ours, tokens, gaps, case=f"{family} {split}")
 
 
@@ -64,9 +60,9 @@ def test_ranks_without_requests_run_as_many_steps(ranks, reference, family, spli
         if name != "tp3"
     ],
 )
-def test_the_load_of_experts_does_not_depend_on_the_split(ranks, reference, split):
+def test_the_load_of_experts_does_not_depend_on_the_split(ranks, tiny_hf_model, split):
     """Neither copies of tokens on other ranks nor dummy batches count."""
-    directory, _ = reference("qwen3_moe")
+    directory = tiny_hf_model("qwen3_moe")
     world_size, overrides = SPLITS[split]
     alone = generate_and_count(
         RankPlace(), overrides_of(directory, "qwen3_moe"), prompts(), NUM_NEW_TOKENS
@@ -87,20 +83,20 @@ def test_the_load_of_experts_does_not_depend_on_the_split(ranks, reference, spli
         assert moved <= 4, f"layer {layer}: {counts}, on one rank {alone['load'][layer]}"
 
 
-def test_a_layer_without_experts_has_no_load(reference):
-    directory, _ = reference("qwen3_moe", num_hidden_layers=3, decoder_sparse_step=2)
+def test_a_layer_without_experts_has_no_load(tiny_hf_model):
+    directory = tiny_hf_model("qwen3_moe", num_hidden_layers=3, decoder_sparse_step=2)
     overrides = overrides_of(directory, "qwen3_moe")
     output = generate_and_count(RankPlace(), overrides, prompts()[:2], 2)
     assert list(output["load"]) == [1]
-    directory, _ = reference("llama")
+    directory = tiny_hf_model("llama")
     output = generate_and_count(RankPlace(), overrides_of(directory, "llama"), prompts()[:2], 2)
     assert output["load"] is None
 
 
 @pytest.mark.parametrize("split", ["dp2", "ep2", pytest.param("dp2tp2", marks=pytest.mark.full)])
-def test_forced_balance_loads_all_experts_equally(ranks, reference, split):
+def test_forced_balance_loads_all_experts_equally(ranks, tiny_hf_model, split):
     """In steps with prompts (exact dispatch) as in decodes (fixed dispatch)."""
-    directory, _ = reference("qwen3_moe")
+    directory = tiny_hf_model("qwen3_moe")
     world_size, overrides = SPLITS[split]
     # A multiple of E pairs in each step and on each rank.
     same_length = [[5 + idx] * 8 for idx in range(16)]

@@ -7,8 +7,7 @@ from safetensors.torch import load_file
 from inferkit import OfflineInference, SamplingParams, load_config
 from inferkit.core.errors import ModelLoadError
 from inferkit.core.parallel_layout import ParallelLayout
-from tests.e2e.equality import hf_generate
-from tests.e2e.test_random_models import NUM_NEW_TOKENS, check, prompts, run
+from tests.e2e.schedules import check, prompts, reference_of, run
 from tests.families import VARIANTS
 from tests.models.deepseek_v3.checkpoints import copy_with, mtp_tensors, save_fp8
 from tests.models.deepseek_v3.rank_cases import held_and_expected
@@ -33,8 +32,7 @@ def test_fp8_equals_transformers_on_the_dequantised_weights(tiny_hf_model, tmp_p
     save_fp8(coded, plain, tiny_hf_model(option, **config))
     stored = load_file(coded / "model.safetensors")
     assert sum(tensor.dtype is torch.float8_e4m3fn for tensor in stored.values()) > 100
-    reference = hf_generate(plain, prompts(), NUM_NEW_TOKENS)
-    check(*run(coded, "deepseek_v3", "small_chunks"), reference, f"fp8 {name}")
+    check(*run(coded, "deepseek_v3", "small_chunks"), reference_of(plain), f"fp8 {name}")
 
 
 @pytest.mark.full
@@ -43,9 +41,7 @@ def test_ranks_read_their_parts_of_fp8(ranks, tiny_hf_model, tmp_path, split):
     """Heads, shares and rotated parts begin inside of blocks."""
     coded, plain = tmp_path / "fp8", tmp_path / "plain"
     save_fp8(coded, plain, tiny_hf_model("deepseek_v3"))
-    world_size, overrides = SPLITS[split]
-    reference = hf_generate(plain, matrix.prompts(), matrix.NUM_NEW_TOKENS)
-    matrix.check(ranks(world_size), "deepseek_v3", (coded, reference), overrides)
+    matrix.check(ranks, split, "deepseek_v3", coded, reference_of(plain))
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +85,11 @@ def test_mtp_layers_are_kept_and_change_no_token(with_mtp):
 
 @pytest.mark.full
 @pytest.mark.parametrize("split", ["tp3", "ep2", "narrow", "crossed", "cp2"])
-def test_ranks_keep_their_share_of_mtp_layers(ranks, with_mtp, split):
-    plain, directory = with_mtp
+def test_ranks_keep_their_share_of_mtp_layers(ranks, references, with_mtp, split):
+    _, directory = with_mtp
+    option, _, reference = references("deepseek_v3")
+    matrix.check(ranks, split, option, directory, reference)
     world_size, overrides = SPLITS[split]
-    reference = hf_generate(plain, matrix.prompts(), matrix.NUM_NEW_TOKENS)
-    matrix.check(ranks(world_size), "deepseek_v3", (directory, reference), overrides)
     overrides = ["model=deepseek_v3", f"model.path={directory}", *overrides]
     for held, expected in ranks(world_size).run(held_and_expected, overrides):
         assert held == expected
