@@ -3,6 +3,7 @@
 The parent process stays free of torch; what runs is the runner's own.
 """
 
+import copy
 import io
 import logging
 import os
@@ -20,10 +21,11 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict, read_write
 
 from inferkit.config.arguments import Arguments, UsageError, parse_arguments, program_name
 from inferkit.config.build import build
+from inferkit.config.check import Checked
 from inferkit.config.compose import to_inference_config
 from inferkit.config.faults import closest, did_you_mean
 from inferkit.config.help import VERBS, help_text
@@ -31,14 +33,20 @@ from inferkit.config.preflight import Verdict, check_composition, preflight
 from inferkit.config.provenance import write_run
 from inferkit.config.run_folder import RUNS, SWEEPS, make_run_folder
 from inferkit.config.space import CONFIG_NAME, VERSION_BASE, ConfigSpace
-from inferkit.core.errors import InferkitError
+from inferkit.core.errors import ConfigError, InferkitError
+from inferkit.core.place import RankPlace
 from inferkit.inspect.check import summary
+from inferkit.runtime.launched import Launched, check_launched, find_launched, meeting
+from inferkit.runtime.logs import log_to_file
+from inferkit.runtime.place import find_node
 from inferkit.sweep.cells import OK, JobResult, print_table
 
 logger = logging.getLogger(__name__)
 
 LOG_LEVEL = "INFERKIT_LOG_LEVEL"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+RUN_DIR = "hydra.run.dir="
+REFUSAL_GRACE_S = 10
 EXIT_OK, EXIT_FAILED, EXIT_REFUSED, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
@@ -88,10 +96,14 @@ def run(argv: Sequence[str]) -> int:
         if arguments.shows:
             return _show(arguments, rest)
         verdict = preflight(arguments.command(program_name()), arguments.space())
-    except HydraException as error:
+        config = verdict.checked[0].config if verdict.checked else None
+        launched = find_launched(srun_port=config.parallel.master_port if config else 0)
+    except (HydraException, ConfigError) as error:
         # The primary configuration itself does not compose (--config-path, --config-name).
         _tell(f"inferkit: {error}")
         return EXIT_REFUSED
+    if launched is not None:
+        return _run_as_rank(arguments, verdict, launched)
     if not verdict.is_good:
         _tell(verdict.message)
         return EXIT_REFUSED
@@ -154,6 +166,11 @@ def _hydra_words(arguments: Arguments, *extra: str) -> list[str]:
 
 def _run_hydra(arguments: Arguments, verdict: Verdict) -> int:
     """Run one job, or every cell of a sweep, in a folder that is theirs alone."""
+    try:
+        node_rank = max(_node_rank(checked) for checked in verdict.checked)
+    except ConfigError as error:
+        _tell(f"inferkit: {error}")
+        return EXIT_REFUSED
     key, base = ("hydra.sweep.dir", SWEEPS) if verdict.is_multirun else ("hydra.run.dir", RUNS)
     extra = []
     if not any(text.lstrip("+").startswith(f"{key}=") for text in arguments.overrides):
@@ -163,13 +180,74 @@ def _run_hydra(arguments: Arguments, verdict: Verdict) -> int:
             _tell(f"inferkit: cannot make a run folder: {error}; set {key}=/a/writable/folder")
             return EXIT_REFUSED
         extra.append(f"{key}={folder}")
-    jobs = Jobs(command=str(arguments.command(program_name())))
+    jobs = Jobs(command=str(arguments.command(program_name())), node_rank=node_rank)
     _call_hydra(jobs.run_job, arguments, _hydra_words(arguments, *extra))
     if verdict.is_multirun and jobs.results:
         print_table(jobs.results, jobs.sweep_dir)
     is_complete = len(jobs.results) == max(1, len(verdict.cells))
     is_ok = is_complete and all(result.status == OK for result in jobs.results)
     return EXIT_OK if is_ok else EXIT_FAILED
+
+
+def _node_rank(checked: Checked) -> int:
+    """Of this machine among the nodes of a run.
+
+    Raises:
+        ConfigError: it is none of them.
+    """
+    assert checked.config is not None, "a good verdict has a configuration"
+    return find_node(checked.config.parallel).node_rank
+
+
+def _run_as_rank(arguments: Arguments, verdict: Verdict, launched: Launched) -> int:
+    """Be one rank of a run that torchrun or srun has started; rank 0 speaks for all."""
+    refusal = verdict.message or _unfit_to_join(arguments, verdict, launched)
+    if refusal:
+        if launched.rank == 0:
+            _tell(refusal)
+        else:
+            # A launcher ends all ranks when one ends: rank 0 must come to say why.
+            time.sleep(REFUSAL_GRACE_S)
+        return EXIT_REFUSED
+    cfg = copy.deepcopy(arguments.space().compose(arguments.overrides))
+    HydraConfig.instance().set_config(cfg)
+    is_given = any(text.lstrip("+").startswith(RUN_DIR) for text in arguments.overrides)
+
+    def make_run_dir() -> Path:
+        return Path(cfg.hydra.run.dir) if is_given else make_run_folder(RUNS, datetime.now())
+
+    jobs = Jobs(command=str(arguments.command(program_name())))
+    try:
+        with meeting(launched, make_run_dir) as (jobs.place, run_dir):
+            run_dir.mkdir(parents=True, exist_ok=True)
+            rank = launched.rank
+            log_to_file(run_dir / f"rank{rank}.log", rank=rank, level=_log_level())
+            with read_write(cfg.hydra), open_dict(cfg):
+                cfg.hydra.runtime.output_dir = str(run_dir)
+                HydraConfig.instance().set_config(cfg)
+                del cfg["hydra"]
+            jobs.run_job(cfg)
+    except (InferkitError, OSError) as error:
+        _tell(f"inferkit: {error}")
+        return EXIT_FAILED
+    return EXIT_OK if all(result.status == OK for result in jobs.results) else EXIT_FAILED
+
+
+def _unfit_to_join(arguments: Arguments, verdict: Verdict, launched: Launched) -> str:
+    """Why this command cannot run as ranks of `launched`; empty where it can."""
+    command = arguments.command(program_name())
+    by_itself = f"{launched.launcher} is not needed: start it once, as\n  {command}"
+    if verdict.is_multirun:
+        return f"inferkit: a sweep starts the ranks of every cell itself; {by_itself}"
+    config = verdict.checked[0].config
+    assert config is not None, "a good verdict has a configuration"
+    if config.role is not None:
+        return f"inferkit: +role={config.role} starts its ranks itself; {by_itself}"
+    try:
+        check_launched(launched, config.parallel.world_size)
+    except ConfigError as error:
+        return f"inferkit: {error}"
+    return ""
 
 
 def _call_hydra(
@@ -199,6 +277,10 @@ class Jobs:
 
     command: str
     """What the user typed; recorded with every job."""
+    place: RankPlace | None = None
+    """Of this process, where it is a rank itself."""
+    node_rank: int = 0
+    """Other nodes than the first keep their files apart: the folder may be shared."""
     results: list[JobResult] = field(default_factory=list)
     sweep_dir: Path = Path(".")
 
@@ -206,6 +288,8 @@ class Jobs:
         """Hydra's task function. Failures are told and stored, not raised."""
         hydra_cfg = HydraConfig.get()
         run_dir = Path(hydra_cfg.runtime.output_dir)
+        if self.node_rank:
+            run_dir = run_dir / f"node{self.node_rank}"
         is_cell = hydra_cfg.mode == RunMode.MULTIRUN
         overrides = tuple(hydra_cfg.overrides.task)
         self.sweep_dir = Path(hydra_cfg.sweep.dir)
@@ -224,7 +308,8 @@ class Jobs:
             else:
                 logger.exception("job failed")
         result = replace(result, seconds=time.monotonic() - start_s)
-        result.write(run_dir)
+        if self.place is None or self.place.rank == 0:
+            result.write(run_dir)
         self.results.append(result)
         return result.metrics
 
@@ -232,15 +317,20 @@ class Jobs:
         self, cfg: DictConfig, run_dir: Path, hydra_cfg: Any, overrides: Sequence[str]
     ) -> dict[str, Any] | None:
         config = to_inference_config(cfg)
-        write_run(
-            run_dir,
-            config,
-            command=self.command,
-            overrides=overrides,
-            choices=dict(hydra_cfg.runtime.choices),
-        )
+        if self.place is None or self.place.rank == 0:
+            write_run(
+                run_dir,
+                config,
+                command=self.command,
+                overrides=overrides,
+                choices=dict(hydra_cfg.runtime.choices),
+            )
         runner = build(config.runner, allowed_targets=config.allowed_targets, key="runner")
-        metrics: dict[str, Any] | None = runner.run(config, run_dir=run_dir)
+        metrics: dict[str, Any] | None
+        if self.place is None:
+            metrics = runner.run(config, run_dir=run_dir)
+        else:
+            metrics = runner.run_rank(config, run_dir=run_dir, place=self.place)
         return metrics
 
 

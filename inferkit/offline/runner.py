@@ -5,6 +5,7 @@ Imports no torch until ranks start.
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from inferkit.config.schema import InferenceConfig
+from inferkit.core.place import RankPlace
 from inferkit.offline.summary import print_summary
-from inferkit.runtime.place import find_node, reserved_port
-from inferkit.runtime.worker_group import run_workers
+from inferkit.runtime.place import find_node
+from inferkit.runtime.rank_errors import PEER_GRACE_S, error_event, worker_error
+from inferkit.runtime.worker_group import let_threads_sleep, run_workers
+
+logger = logging.getLogger(__name__)
 
 ENTRYPOINT = "inferkit.offline.worker:offline_worker"
 
@@ -35,29 +40,68 @@ class OfflineRunner:
         """
         node = find_node(config.parallel)
         level = logging.getLevelName(logging.getLogger().level)
-        outcome: dict[str, Any] = {}
-        with _display() as display, reserved_port(config.parallel.master_port) as port:
-
-            def on_event(event: dict[str, Any]) -> None:
-                if event["event"] == "result":
-                    outcome.update(event)
-                else:
-                    display.show(event)
-
+        inbox = _Inbox()
+        with _display() as inbox.display, node.reserved_port(config.parallel) as port:
             places = node.places(config.parallel, master_port=port)
             run_workers(
                 ENTRYPOINT,
                 {place.rank: (place, config, run_dir, level) for place in places},
                 log_dir=run_dir / "workers",
-                on_event=on_event,
+                on_event=inbox.send,
             )
         if node.node_rank:
             first = config.parallel.node_ips[0]
             print(f"node {node.node_rank} has finished; the results are on node 0 ({first})")
             return {}
-        print_summary(outcome["metrics"], outcome["results"], run_dir=run_dir)
-        metrics: dict[str, Any] = outcome["metrics"]
+        return inbox.tell(run_dir)
+
+    def run_rank(
+        self, config: InferenceConfig, *, place: RankPlace, run_dir: Path
+    ) -> dict[str, Any]:
+        """Be one rank of a run whose ranks something else has started; arguments as for `run`.
+
+        Returns the metrics on rank 0, nothing on the others.
+
+        Raises:
+            WorkerError: this rank failed.
+        """
+        let_threads_sleep()
+        from inferkit.offline.worker import run_offline  # heavy: brings torch
+
+        inbox = _Inbox()
+        try:
+            with contextlib.ExitStack() as stack:
+                if place.rank == 0:
+                    inbox.display = stack.enter_context(_display())
+                run_offline(config, run_dir, place=place, channel=inbox)
+        except Exception as error:
+            logger.error("this rank failed", exc_info=error)
+            event = error_event(error)
+            if event["is_peer_loss"]:
+                time.sleep(PEER_GRACE_S)
+            is_alone = place.world_size == 1
+            raise worker_error(place.rank, event, is_alone=is_alone, log_dir=run_dir) from error
+        return {} if place.rank else inbox.tell(run_dir)
+
+
+class _Inbox:
+    """Takes what a rank reports: shows its progress, keeps its result."""
+
+    def __init__(self) -> None:
+        self.outcome: dict[str, Any] = {}
+        self.display: _Display | None = None
+
+    def tell(self, run_dir: Path) -> dict[str, Any]:
+        """Print the summary; returns the metrics."""
+        print_summary(self.outcome["metrics"], self.outcome["results"], run_dir=run_dir)
+        metrics: dict[str, Any] = self.outcome["metrics"]
         return metrics
+
+    def send(self, event: dict[str, Any]) -> None:
+        if event["event"] == "result":
+            self.outcome.update(event)
+        elif self.display is not None:
+            self.display.show(event)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from inferkit.core.errors import ConfigError
 from inferkit.core.place import LOOPBACK, RankPlace
 
 NODE_RANK = "NODE_RANK"
+ANY_ADDRESS = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,16 @@ class Node:
             )
             for local_rank in range(local_world_size)
         ]
+
+    @contextlib.contextmanager
+    def reserved_port(self, parallel: ParallelConfig) -> Iterator[int]:
+        """Where the ranks meet: a port of the first node, reserved there."""
+        if self.node_rank:
+            yield parallel.master_port
+            return
+        host = LOOPBACK if self.num_nodes == 1 else ANY_ADDRESS
+        with reserved_port(parallel.master_port, host=host) as port:
+            yield port
 
 
 def find_node(
@@ -133,7 +144,7 @@ def local_addresses() -> set[str]:
 
 
 @contextlib.contextmanager
-def reserved_port(port: int, *, host: str = LOOPBACK) -> Iterator[int]:
+def reserved_port(port: int, *, host: str) -> Iterator[int]:
     """A port that no other program is given meanwhile; 0 = choose a free one.
 
     The rank that listens on it can: a reservation does not listen.

@@ -4,29 +4,18 @@ import logging
 import multiprocessing
 import os
 import pkgutil
-import re
 import signal
 import threading
 import time
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from typing import Any
 
-from inferkit.core.errors import InferkitError
+from inferkit.runtime.rank_errors import PEER_GRACE_S, error_event, is_peer_loss
 
 logger = logging.getLogger(__name__)
 
-PEER_GRACE_S = 3.0
-"""A rank that fails because another is gone stays so long: the other's end is to be seen first."""
-PEER_LOSS = re.compile(
-    r"gloo/transport/\S+ .*(Connection|Read error|Write error|Timed out|Socket)"
-    r"|Connection (reset|closed) by peer|Connection was likely closed|Broken pipe"
-    r"|client socket has (failed|timed out)|remote process exited",
-    re.IGNORECASE,
-)
-"""How the backends word that another process does not answer any more."""
 OWN_VARIABLES = frozenset({"TORCHELASTIC_ERROR_FILE"})
 
 
@@ -54,31 +43,11 @@ def run_rank(
     try:
         pkgutil.resolve_name(entrypoint)(*args, channel=channel)
     except Exception as error:
-        report(error, channel.send)
+        logger.error("this rank failed", exc_info=error)
+        channel.send(error_event(error))
+        if is_peer_loss(error):
+            time.sleep(PEER_GRACE_S)
         raise SystemExit(1) from None
-
-
-def report(error: Exception, send: Callable[[dict[str, Any]], None]) -> None:
-    """Log an error and send it; where it is the loss of another rank, leave time to see that."""
-    logger.error("this rank failed", exc_info=error)
-    is_loss = is_peer_loss(error)
-    send(
-        {
-            "event": "error",
-            "message": str(error) or type(error).__name__,
-            "type": type(error).__name__,
-            "is_user_error": isinstance(error, InferkitError),
-            "is_peer_loss": is_loss,
-            "traceback": "".join(traceback.format_exception(error)),
-        }
-    )
-    if is_loss:
-        time.sleep(PEER_GRACE_S)
-
-
-def is_peer_loss(error: BaseException) -> bool:
-    """Whether an error only says that another rank is gone."""
-    return isinstance(error, RuntimeError) and PEER_LOSS.search(str(error)) is not None
 
 
 def _end_with_the_run() -> None:

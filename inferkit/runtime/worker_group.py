@@ -18,9 +18,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from inferkit.core.errors import WorkerError
 from inferkit.runtime.fork_server import start_fork_server
-from inferkit.runtime.rank_process import PEER_GRACE_S, run_rank
+from inferkit.runtime.rank_errors import PEER_GRACE_S, cause_of_end
+from inferkit.runtime.rank_process import run_rank
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def run_workers(
         if signum is signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + signum)
-    error = _cause_of_end(group.errors, group.dead, is_alone=ranks == [0], log_dir=log_dir)
+    error = cause_of_end(group.errors, group.dead, is_alone=ranks == [0], log_dir=log_dir)
     if error is not None:
         raise error
 
@@ -214,52 +214,3 @@ def _end_signals() -> Iterator[list[signal.Signals]]:
 def let_threads_sleep() -> None:
     """Give child processes `THREAD_SPIN_COUNT` unless the user chose; torch reads it on load."""
     os.environ.setdefault("GOMP_SPINCOUNT", THREAD_SPIN_COUNT)
-
-
-def _cause_of_end(
-    errors: Mapping[int, dict[str, Any]],
-    dead: Mapping[int, int],
-    *,
-    is_alone: bool,
-    log_dir: Path,
-) -> WorkerError | None:
-    """What to tell of a run whose ranks reported `errors` or ended with `dead` exit codes.
-
-    A rank that ended without a word comes first (the others can only have noticed it), then the
-    first that failed by itself, then those that lost another rank.
-    """
-    for rank, exitcode in dead.items():
-        if rank not in errors:
-            return WorkerError(
-                f"rank {rank} ended without a result: {_how_it_ended(exitcode)}; "
-                f"its output is under {log_dir}"
-            )
-    for is_peer_loss in (False, True):
-        for rank, event in errors.items():
-            if event["is_peer_loss"] is is_peer_loss:
-                return _worker_error(rank, event, is_alone=is_alone, log_dir=log_dir)
-    return None
-
-
-def _worker_error(
-    rank: int, event: dict[str, Any], *, is_alone: bool, log_dir: Path
-) -> WorkerError:
-    if event["is_peer_loss"]:
-        detail = event["message"].splitlines()[0]
-        return WorkerError(
-            f"rank {rank} lost the connection to another rank, which has ended or cannot be "
-            f"reached; if that is on another node, the terminal there tells why ({detail}; "
-            f"the output of this node's ranks is under {log_dir})"
-        )
-    prefix = "" if is_alone else f"rank {rank}: "
-    if event["is_user_error"]:
-        return WorkerError(f"{prefix}{event['message']}")
-    return WorkerError(f"{prefix}{event['type']}: {event['message']}\n{event['traceback']}")
-
-
-def _how_it_ended(exitcode: int) -> str:
-    if exitcode >= 0:
-        return f"exit code {exitcode}"
-    name = signal.Signals(-exitcode).name
-    hint = " (out of memory?)" if -exitcode == signal.SIGKILL else ""
-    return f"killed by {name}{hint}"

@@ -1,0 +1,93 @@
+"""What went wrong in a run of several ranks: as events, and which of them is the cause."""
+
+import re
+import signal
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from inferkit.core.errors import InferkitError, WorkerError
+
+PEER_GRACE_S = 3.0
+"""A rank that fails because another is gone stays so long: the other's end is to be seen first."""
+PEER_LOSS = re.compile(
+    r"gloo/transport/\S+ .*(Connection|Read error|Write error|Timed out|Socket)"
+    r"|Connection (reset|closed) by peer|Connection was likely closed|Broken pipe"
+    r"|client socket has (failed|timed out)|remote process exited",
+    re.IGNORECASE,
+)
+"""How the backends word that another process does not answer any more."""
+
+
+def is_peer_loss(error: BaseException) -> bool:
+    """Whether an error only says that another rank is gone."""
+    return isinstance(error, RuntimeError) and PEER_LOSS.search(str(error)) is not None
+
+
+def error_event(error: Exception) -> dict[str, Any]:
+    """What a rank reports of its failure."""
+    return {
+        "event": "error",
+        "message": str(error) or type(error).__name__,
+        "type": type(error).__name__,
+        "is_user_error": isinstance(error, InferkitError),
+        "is_peer_loss": is_peer_loss(error),
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+
+
+def cause_of_end(
+    errors: Mapping[int, dict[str, Any]],
+    dead: Mapping[int, int],
+    *,
+    is_alone: bool,
+    log_dir: Path,
+) -> WorkerError | None:
+    """The cause among what ranks reported and with which exit codes they ended; None = all is well.
+
+    A rank that ended without a word comes first (the others can only have noticed it), then the
+    first that failed by itself, then those that lost another rank.
+
+    Args:
+        errors: rank -> event, in order of arrival.
+        dead: rank -> exit code.
+        is_alone: there is one rank, which need not be named.
+        log_dir: what ranks printed is there.
+    """
+    for rank, exitcode in dead.items():
+        if rank not in errors:
+            return WorkerError(
+                f"rank {rank} ended without a result: {_how_it_ended(exitcode)}; "
+                f"its output is under {log_dir}"
+            )
+    for is_loss in (False, True):
+        for rank, event in errors.items():
+            if event["is_peer_loss"] is is_loss:
+                return worker_error(rank, event, is_alone=is_alone, log_dir=log_dir)
+    return None
+
+
+def worker_error(
+    rank: int, event: Mapping[str, Any], *, is_alone: bool, log_dir: Path
+) -> WorkerError:
+    """A rank's failure as it is told: a user's error by its message alone."""
+    if event["is_peer_loss"]:
+        detail = event["message"].splitlines()[0]
+        return WorkerError(
+            f"rank {rank} lost the connection to another rank, which has ended or cannot be "
+            f"reached; if that is on another node, the terminal there tells why ({detail}; "
+            f"the output of this node's ranks is under {log_dir})"
+        )
+    prefix = "" if is_alone else f"rank {rank}: "
+    if event["is_user_error"]:
+        return WorkerError(f"{prefix}{event['message']}")
+    return WorkerError(f"{prefix}{event['type']}: {event['message']}\n{event['traceback']}")
+
+
+def _how_it_ended(exitcode: int) -> str:
+    if exitcode >= 0:
+        return f"exit code {exitcode}"
+    name = signal.Signals(-exitcode).name
+    hint = " (out of memory?)" if -exitcode == signal.SIGKILL else ""
+    return f"killed by {name}{hint}"
