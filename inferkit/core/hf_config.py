@@ -4,7 +4,7 @@ Knows types and ranges, not what a key means: that is for a family's `arch.py`.
 """
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from inferkit.core.errors import ConfigError
@@ -32,6 +32,13 @@ class ConfigReader:
         self.config = config
         self.origin = origin
         self.faults: list[str] = []
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], origin: str | None) -> "ConfigReader":
+        """Of what `parse_arch` is called with; origin None = that of a ConfigFile, or the user."""
+        if origin is None:
+            origin = config.origin if isinstance(config, ConfigFile) else USER_ARCH
+        return cls(config, origin)
 
     @property
     def is_user_written(self) -> bool:
@@ -154,6 +161,38 @@ class ConfigReader:
                 f"did you mean {close[0]}?" if close else f"known keys: {', '.join(sorted(known))}"
             )
             self.faults.append(f"{self.label(key)} is not a known key; {hint}")
+
+
+def check_same_meaning(
+    user_arch: Mapping[str, Any],
+    config: Mapping[str, Any],
+    *,
+    origin: str,
+    parse_arch: Callable[..., Any],
+    known: Collection[str],
+) -> None:
+    """Keys of `model.arch` beside a config.json at `origin` must mean what the file means.
+
+    Args:
+        parse_arch: the family's; what it returns is compared.
+        known: keys that a user may write.
+
+    Raises:
+        ConfigError: a line for each key that is unknown or differs.
+    """
+    in_file = parse_arch(config, origin=origin)
+    reader = ConfigReader(user_arch)
+    reader.check_known(known)
+    for key in user_arch:
+        if key not in known:
+            continue
+        try:
+            merged = parse_arch({**config, key: user_arch[key]}, origin=origin)
+        except ConfigError:
+            merged = None
+        if merged != in_file:
+            reader.fault(key, f"{origin} has {config.get(key)!r}; the file decides, drop the key")
+    reader.raise_faults()
 
 
 def is_finite(value: float) -> bool:

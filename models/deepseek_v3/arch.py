@@ -11,9 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferkit.core.cache_spec import DTYPE_BYTES
-from inferkit.core.errors import ConfigError
-from inferkit.core.hf_config import USER_ARCH, ConfigFile, ConfigReader
-from inferkit.core.parallel_layout import HeadLayout, ParallelLayout, padded_size
+from inferkit.core.decoder_keys import (
+    DECODER_KEYS,
+    check_quantization,
+    read_architecture,
+    read_even,
+)
+from inferkit.core.hf_config import ConfigReader, check_same_meaning
+from inferkit.core.parallel_layout import HeadLayout, ParallelLayout, local_size
 from inferkit.layers.rope_config import ROPE_KEYS, RopeScaling, read_rope
 
 ARCHITECTURE = "DeepseekV3ForCausalLM"
@@ -126,12 +131,12 @@ class DeepseekV3Arch:
         hidden = self.hidden_size
         dense = self.num_hidden_layers - self.num_moe_layers
         total = self.num_hidden_layers * self._attention_of_rank(layout)
-        total += dense * 3 * hidden * _share(self.intermediate_size, layout.dense_tp_size)
+        total += dense * 3 * hidden * local_size(self.intermediate_size, layout.dense_tp_size)
         total += self.num_moe_layers * self._experts_of_rank(layout)
         total += (2 * self.num_hidden_layers + 1) * hidden
-        total += hidden * _share(self.vocab_size, layout.embed_tp_size)
+        total += hidden * local_size(self.vocab_size, layout.embed_tp_size)
         if not self.tie_word_embeddings or layout.embed_tp_size != layout.lmhead_tp_size:
-            total += hidden * _share(self.vocab_size, layout.lmhead_tp_size)
+            total += hidden * local_size(self.vocab_size, layout.lmhead_tp_size)
         return total
 
     def num_mtp_parameters_of_rank(self, layout: ParallelLayout) -> int:
@@ -159,37 +164,28 @@ class DeepseekV3Arch:
         total += latent * num_heads * (self.qk_nope_head_dim + self.v_head_dim)
         columns = num_heads * self.v_head_dim
         columns *= max(1, layout.attn_tp_size // layout.o_proj_tp_size)
-        return total + hidden * (_share(columns, layout.dp_span("o_proj")) + self.attention_bias)
+        return total + hidden * (
+            local_size(columns, layout.dp_span("o_proj")) + self.attention_bias
+        )
 
     def _experts_of_rank(self, layout: ParallelLayout) -> int:
-        columns = _share(self.moe_intermediate_size, layout.moe_tp_size)
+        columns = local_size(self.moe_intermediate_size, layout.moe_tp_size)
         columns *= self.num_experts // layout.moe_ep_size
-        columns += _share(self.shared_intermediate_size, layout.shared_tp_size)
+        columns += local_size(self.shared_intermediate_size, layout.shared_tp_size)
         return 3 * self.hidden_size * columns + self.num_experts * (self.hidden_size + 1)
 
 
-def _share(size: int, tp_size: int) -> int:
-    return padded_size(size, tp_size) // tp_size
-
-
-_SHAPE_KEYS = frozenset(
-    {
-        "architectures",
-        "model_type",
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
+KNOWN_KEYS = (
+    DECODER_KEYS
+    | ROPE_KEYS
+    | {
         "num_nextn_predict_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
         "q_lora_rank",
         "kv_lora_rank",
         "qk_nope_head_dim",
         "qk_rope_head_dim",
-        "v_head_dim",
-        "head_dim",
         "qk_head_dim",
+        "v_head_dim",
         "attention_bias",
         "rope_interleave",
         "n_routed_experts",
@@ -204,33 +200,14 @@ _SHAPE_KEYS = frozenset(
         "scoring_func",
         "topk_method",
         "moe_layer_freq",
-        "rms_norm_eps",
-        "max_position_embeddings",
-        "tie_word_embeddings",
         "hidden_act",
-        "bos_token_id",
-        "eos_token_id",
-        "quantization_config",
-    }
-)
-# Of training, or written by transformers, without a meaning for inference here.
-_BOOKKEEPING_KEYS = frozenset(
-    {
-        "attention_dropout",
+        # Of training, or written by transformers, without a meaning for inference here.
         "aux_loss_alpha",
-        "dtype",
         "ep_size",
-        "initializer_range",
         "output_router_logits",
-        "pad_token_id",
-        "pretraining_tp",
         "seq_aux",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
     }
 )
-KNOWN_KEYS = _SHAPE_KEYS | _BOOKKEEPING_KEYS | ROPE_KEYS
 """Keys that a user may write in `model.arch`."""
 
 
@@ -247,9 +224,8 @@ def parse_arch(
     Raises:
         ConfigError: one line for each key that is missing, faulty, unknown or contradictory.
     """
-    if origin is None:
-        origin = config.origin if isinstance(config, ConfigFile) else USER_ARCH
-    reader = ConfigReader(config, origin)
+    reader = ConfigReader.of(config, origin)
+    read_architecture(reader, {ARCHITECTURE: MODEL_TYPE}, architecture)
     if reader.is_user_written:
         reader.check_known(KNOWN_KEYS)
     arch = _read(reader)
@@ -260,34 +236,15 @@ def parse_arch(
 def check_user_arch(
     user_arch: Mapping[str, Any], config: Mapping[str, Any], *, origin: str
 ) -> None:
-    """Keys of `model.arch` beside a config.json at `origin` must mean what the file means.
-
-    Raises:
-        ConfigError: a line for each key that is unknown or differs.
-    """
-    in_file = parse_arch(config, origin=origin)
-    reader = ConfigReader(user_arch)
-    reader.check_known(KNOWN_KEYS)
-    for key in user_arch:
-        if key in _BOOKKEEPING_KEYS or key not in KNOWN_KEYS:
-            continue
-        try:
-            merged = parse_arch({**config, key: user_arch[key]}, origin=origin)
-        except ConfigError:
-            merged = None
-        if merged != in_file:
-            reader.fault(key, f"{origin} has {config.get(key)!r}; the file decides, drop the key")
-    reader.raise_faults()
+    """Refuse keys of `model.arch` that say something else than the config.json at `origin`."""
+    check_same_meaning(user_arch, config, origin=origin, parse_arch=parse_arch, known=KNOWN_KEYS)
 
 
 def _read(reader: ConfigReader) -> DeepseekV3Arch:
     _check_fixed(reader)
     num_heads = reader.integer("num_attention_heads")
     nope = reader.integer("qk_nope_head_dim", 128)
-    rope = reader.integer("qk_rope_head_dim", 64)
-    if rope % 2:
-        reader.fault("qk_rope_head_dim", "rotary embeddings need an even size")
-        rope += 1
+    rope = read_even(reader, "qk_rope_head_dim", 64)
     # Other values of these cannot be run; files repeat them.
     _check_derived(reader, "num_key_value_heads", num_heads, "num_attention_heads")
     if reader.is_user_written:
@@ -340,12 +297,6 @@ def _read(reader: ConfigReader) -> DeepseekV3Arch:
 
 def _check_fixed(reader: ConfigReader) -> None:
     """Keys of which this family runs one value only."""
-    named = reader.config.get("architectures")
-    if named and (not isinstance(named, list | tuple) or ARCHITECTURE not in named):
-        reader.fault("architectures", f"allowed is [{ARCHITECTURE}]")
-    # Some checkpoints of this architecture keep a model_type of their own.
-    if not named and reader.config.get("model_type", MODEL_TYPE) != MODEL_TYPE:
-        reader.fault("model_type", f"allowed is {MODEL_TYPE}")
     fixed = {
         "hidden_act": "silu",
         "scoring_func": "sigmoid",
@@ -355,14 +306,7 @@ def _check_fixed(reader: ConfigReader) -> None:
     for key, allowed in fixed.items():
         if reader.has(key) and reader.config[key] != allowed:
             reader.fault(key, f"allowed is {allowed}")
-    if reader.config.get("quantization_config"):
-        method = reader.nested("quantization_config").config.get("quant_method")
-        if method != QUANT_METHOD:
-            reader.fault(
-                "quantization_config",
-                f"allowed is quant_method {QUANT_METHOD}, or unquantised weights: bfloat16, "
-                "float16, float32",
-            )
+    check_quantization(reader, QUANT_METHOD)
 
 
 def _check_derived(reader: ConfigReader, key: str, value: int, formula: str) -> None:

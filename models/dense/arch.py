@@ -8,12 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferkit.core.cache_spec import DTYPE_BYTES
-from inferkit.core.errors import ConfigError
-from inferkit.core.hf_config import USER_ARCH, ConfigFile, ConfigReader
+from inferkit.core.decoder_keys import (
+    DECODER_KEYS,
+    FULL,
+    SLIDING,
+    check_kv_heads,
+    check_quantization,
+    read_architecture,
+    read_even,
+    read_layer_types,
+    read_window,
+    windows_of,
+)
+from inferkit.core.hf_config import ConfigReader, check_same_meaning
 from inferkit.core.parallel_layout import HeadLayout, ParallelLayout, local_size
-from inferkit.layers.rope_config import ROPE_KEYS, RopeScaling, read_rope
-
-FULL, SLIDING = "full_attention", "sliding_attention"
+from inferkit.layers.rope_config import DEFAULT_THETA, ROPE_KEYS, RopeScaling, read_rope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +135,8 @@ class DenseArch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Family:
-    """What a config.json of this architecture leaves unsaid."""
+class Family:
+    """What a config.json of an architecture leaves unsaid, as transformers has it."""
 
     model_type: str
     head_dim: int | None = None
@@ -135,25 +144,35 @@ class _Family:
     num_key_value_heads: int | None = None
     """Where the key is absent; null in the file means num_attention_heads in every family."""
     max_position_embeddings: int
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = DEFAULT_THETA
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    attention_bias: bool = False
     fixed_qkv_bias: bool | None = None
     """None = the key attention_bias decides, over q, k, v and o."""
     has_mlp_bias: bool = False
     qk_norm: bool = False
     has_window: bool = False
+    """Whether `sliding_window` is read; it is of all layers, unless there are layer types."""
+    window: int | None = 4096
+    """Where the key is absent."""
+    has_window_switch: bool = False
+    """Whether `use_sliding_window` must be true for it."""
     has_layer_types: bool = False
+    quant_method: str | None = None
+    """Of quantised weights that can be read."""
 
 
-FAMILIES: Mapping[str, _Family] = {
-    "LlamaForCausalLM": _Family(
+FAMILIES: Mapping[str, Family] = {
+    "LlamaForCausalLM": Family(
         model_type="llama",
         max_position_embeddings=2048,
         bos_token_id=1,
         eos_token_ids=(2,),
         has_mlp_bias=True,
     ),
-    "MistralForCausalLM": _Family(
+    "MistralForCausalLM": Family(
         model_type="mistral",
         num_key_value_heads=8,
         max_position_embeddings=131072,
@@ -162,72 +181,45 @@ FAMILIES: Mapping[str, _Family] = {
         fixed_qkv_bias=False,
         has_window=True,
     ),
-    "Qwen2ForCausalLM": _Family(
+    "Qwen2ForCausalLM": Family(
         model_type="qwen2",
         num_key_value_heads=32,
         max_position_embeddings=32768,
         fixed_qkv_bias=True,
         has_window=True,
+        has_window_switch=True,
         has_layer_types=True,
     ),
-    "Qwen3ForCausalLM": _Family(
+    "Qwen3ForCausalLM": Family(
         model_type="qwen3",
         head_dim=128,
         num_key_value_heads=32,
         max_position_embeddings=32768,
         qk_norm=True,
         has_window=True,
+        has_window_switch=True,
         has_layer_types=True,
     ),
 }
 
-_SHAPE_KEYS = frozenset(
-    {
-        "architectures",
-        "model_type",
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "rms_norm_eps",
-        "max_position_embeddings",
-        "tie_word_embeddings",
-        "hidden_act",
-        "bos_token_id",
-        "eos_token_id",
-        "quantization_config",
-    }
-)
-# Written by transformers into every config.json, without a meaning for inference here.
-_BOOKKEEPING_KEYS = frozenset(
-    {
-        "attention_dropout",
-        "dtype",
-        "initializer_range",
-        "pad_token_id",
-        "pretraining_tp",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-    }
-)
-_LAYER_TYPE_KEYS = frozenset({"use_sliding_window", "max_window_layers", "layer_types"})
 
-
-def known_keys(architecture: str) -> frozenset[str]:
-    """Keys that a user may write in `model.arch` for this architecture."""
-    family = FAMILIES[architecture]
-    keys = _SHAPE_KEYS | _BOOKKEEPING_KEYS | ROPE_KEYS
+def keys_of(family: Family) -> frozenset[str]:
+    """Keys that `read_fields` reads, and those without a meaning."""
+    keys = DECODER_KEYS | ROPE_KEYS | {"hidden_act"}
     if family.fixed_qkv_bias is None:
         keys |= {"attention_bias"}
     if family.has_mlp_bias:
         keys |= {"mlp_bias"}
     if family.has_window:
         keys |= {"sliding_window"}
-    return keys | _LAYER_TYPE_KEYS if family.has_layer_types else keys
+    if family.has_window_switch:
+        keys |= {"use_sliding_window"}
+    return keys | {"max_window_layers", "layer_types"} if family.has_layer_types else keys
+
+
+def known_keys(architecture: str) -> frozenset[str]:
+    """Keys that a user may write in `model.arch` for this architecture."""
+    return keys_of(FAMILIES[architecture])
 
 
 def parse_arch(
@@ -243,14 +235,12 @@ def parse_arch(
     Raises:
         ConfigError: one line for each key that is missing, faulty, unknown or contradictory.
     """
-    if origin is None:
-        origin = config.origin if isinstance(config, ConfigFile) else USER_ARCH
-    reader = ConfigReader(config, origin)
-    name = _architecture(reader, architecture)
-    family = FAMILIES[name]
+    reader = ConfigReader.of(config, origin)
+    model_types = {name: family.model_type for name, family in FAMILIES.items()}
+    name = read_architecture(reader, model_types, architecture)
     if reader.is_user_written:
         reader.check_known(known_keys(name))
-    arch = _read(reader, name, family)
+    arch = DenseArch(architecture=name, **read_fields(reader, FAMILIES[name]))
     reader.raise_faults()
     return arch
 
@@ -258,53 +248,16 @@ def parse_arch(
 def check_user_arch(
     user_arch: Mapping[str, Any], config: Mapping[str, Any], *, origin: str
 ) -> None:
-    """Keys of `model.arch` beside a config.json at `origin` must mean what the file means.
+    """Refuse keys of `model.arch` that say something else than the config.json at `origin`."""
+    known = known_keys(parse_arch(config, origin=origin).architecture)
+    check_same_meaning(user_arch, config, origin=origin, parse_arch=parse_arch, known=known)
 
-    Raises:
-        ConfigError: a line for each key that is unknown or differs.
+
+def read_fields(reader: ConfigReader, family: Family) -> dict[str, Any]:
+    """All fields of a DenseArch but `architecture`; faults go to the reader.
+
+    For families with more keys too, which change or add fields.
     """
-    in_file = parse_arch(config, origin=origin)
-    reader = ConfigReader(user_arch)
-    reader.check_known(known_keys(in_file.architecture))
-    for key in user_arch:
-        if key in _BOOKKEEPING_KEYS or key not in known_keys(in_file.architecture):
-            continue
-        try:
-            merged = parse_arch({**config, key: user_arch[key]}, origin=origin)
-        except ConfigError:
-            merged = None
-        if merged != in_file:
-            reader.fault(key, f"{origin} has {config.get(key)!r}; the file decides, drop the key")
-    reader.raise_faults()
-
-
-def _architecture(reader: ConfigReader, fallback: str | None) -> str:
-    """The architecture's name; raises at once, since all else depends on it."""
-    allowed = f"allowed are {', '.join(FAMILIES)}"
-    named = reader.config.get("architectures")
-    model_type = reader.config.get("model_type")
-    if isinstance(named, list | tuple) and named:
-        for name in named:
-            if name in FAMILIES:
-                return str(name)
-        reader.fault("architectures", allowed)
-    elif named:
-        reader.fault("architectures", f"give a list of one name; {allowed}")
-    elif fallback is not None:
-        return fallback
-    elif model_type is not None:
-        for name, family in FAMILIES.items():
-            if family.model_type == model_type:
-                return name
-        types = ", ".join(family.model_type for family in FAMILIES.values())
-        reader.fault("model_type", f"allowed are {types}")
-    else:
-        reader.missing("architectures", allowed)
-    reader.raise_faults()
-    raise AssertionError("a fault was noted above")
-
-
-def _read(reader: ConfigReader, name: str, family: _Family) -> DenseArch:
     hidden_size = reader.integer("hidden_size")
     num_heads = reader.integer("num_attention_heads")
     num_layers = reader.integer("num_hidden_layers")
@@ -313,102 +266,75 @@ def _read(reader: ConfigReader, name: str, family: _Family) -> DenseArch:
         "max_position_embeddings", family.max_position_embeddings
     )
     theta, scaling = read_rope(
-        reader, head_dim=head_dim, max_position_embeddings=max_position_embeddings
+        reader,
+        head_dim=head_dim,
+        max_position_embeddings=max_position_embeddings,
+        default_theta=family.rope_theta,
     )
     if reader.config.get("hidden_act", "silu") != "silu":
         reader.fault("hidden_act", "allowed is silu")
-    if reader.config.get("quantization_config"):
-        allowed = "allowed are unquantised weights: bfloat16, float16, float32"
-        reader.fault("quantization_config", allowed)
-    attention_bias = reader.boolean("attention_bias", False)
-    fixed_bias = family.fixed_qkv_bias
-    return DenseArch(
-        architecture=name,
-        model_type=family.model_type,
-        vocab_size=reader.integer("vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=reader.integer("intermediate_size"),
-        num_hidden_layers=num_layers,
-        num_attention_heads=num_heads,
-        num_key_value_heads=_num_kv_heads(reader, family, num_heads),
-        head_dim=head_dim,
-        rms_norm_eps=reader.number("rms_norm_eps", 1e-6, above=0.0),
-        max_position_embeddings=max_position_embeddings,
-        tie_word_embeddings=reader.boolean("tie_word_embeddings", False),
-        attention_bias=attention_bias if fixed_bias is None else fixed_bias,
-        attention_output_bias=attention_bias if fixed_bias is None else False,
-        mlp_bias=family.has_mlp_bias and reader.boolean("mlp_bias", False),
-        qk_norm=family.qk_norm,
-        hidden_act="silu",
-        rope_theta=theta,
-        rope_scaling=scaling,
-        layer_windows=_layer_windows(reader, family, num_layers),
-        bos_token_id=next(iter(reader.token_ids("bos_token_id", _ids(family.bos_token_id))), None),
-        eos_token_ids=reader.token_ids("eos_token_id", family.eos_token_ids),
-    )
+    check_quantization(reader, family.quant_method)
+    bias, has_fixed_bias = family.fixed_qkv_bias, family.fixed_qkv_bias is not None
+    if bias is None:
+        bias = reader.boolean("attention_bias", family.attention_bias)
+    bos_token_ids = () if family.bos_token_id is None else (family.bos_token_id,)
+    return {
+        "model_type": family.model_type,
+        "vocab_size": reader.integer("vocab_size"),
+        "hidden_size": hidden_size,
+        "intermediate_size": reader.integer("intermediate_size"),
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": _num_kv_heads(reader, family, num_heads),
+        "head_dim": head_dim,
+        "rms_norm_eps": reader.number("rms_norm_eps", family.rms_norm_eps, above=0.0),
+        "max_position_embeddings": max_position_embeddings,
+        "tie_word_embeddings": reader.boolean("tie_word_embeddings", False),
+        "attention_bias": bias,
+        "attention_output_bias": bias and not has_fixed_bias,
+        "mlp_bias": family.has_mlp_bias and reader.boolean("mlp_bias", False),
+        "qk_norm": family.qk_norm,
+        "hidden_act": "silu",
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "layer_windows": _layer_windows(reader, family, num_layers),
+        "bos_token_id": next(iter(reader.token_ids("bos_token_id", bos_token_ids)), None),
+        "eos_token_ids": reader.token_ids("eos_token_id", family.eos_token_ids),
+    }
 
 
-def _ids(token_id: int | None) -> tuple[int, ...]:
-    return () if token_id is None else (token_id,)
+def _head_dim(reader: ConfigReader, family: Family, hidden_size: int, num_heads: int) -> int:
+    if reader.has("head_dim") or family.head_dim is not None:
+        return read_even(reader, "head_dim", family.head_dim)
+    given = (reader.config.get("hidden_size"), reader.config.get("num_attention_heads"))
+    if given != (hidden_size, num_heads):
+        return 2  # they are at fault already
+    if hidden_size % num_heads:
+        problem = f"must divide hidden_size={hidden_size}, or give head_dim"
+        reader.fault("num_attention_heads", problem)
+        return 2
+    return read_even(reader, "head_dim", hidden_size // num_heads)
 
 
-def _head_dim(reader: ConfigReader, family: _Family, hidden_size: int, num_heads: int) -> int:
-    if not reader.has("head_dim") and family.head_dim is None:
-        if hidden_size % num_heads and reader.has("hidden_size"):
-            reader.fault(
-                "num_attention_heads", f"must divide hidden_size={hidden_size}, or give head_dim"
-            )
-            return 2
-        head_dim = hidden_size // num_heads
-    else:
-        head_dim = reader.integer("head_dim", family.head_dim)
-    if head_dim % 2 and not reader.faults:
-        reader.fault("head_dim", f"rotary embeddings need an even head size, this is {head_dim}")
-    return head_dim
-
-
-def _num_kv_heads(reader: ConfigReader, family: _Family, num_heads: int) -> int:
-    if "num_key_value_heads" not in reader.config and family.num_key_value_heads is not None:
-        num_kv_heads = family.num_key_value_heads
-    else:
-        num_kv_heads = reader.integer("num_key_value_heads", num_heads)
-    if num_heads % num_kv_heads and reader.has("num_attention_heads"):
-        reader.fault(
-            "num_key_value_heads",
-            f"num_attention_heads={num_heads} must be a multiple of it ({num_kv_heads} is used)",
-        )
+def _num_kv_heads(reader: ConfigReader, family: Family, num_heads: int) -> int:
+    is_absent = "num_key_value_heads" not in reader.config
+    default = family.num_key_value_heads if is_absent else None
+    num_kv_heads = reader.integer("num_key_value_heads", default or num_heads)
+    check_kv_heads(reader, num_heads, num_kv_heads)
     return num_kv_heads
 
 
-def _layer_windows(
-    reader: ConfigReader, family: _Family, num_layers: int
-) -> tuple[int | None, ...]:
-    window = _window(reader, family)
+def _layer_windows(reader: ConfigReader, family: Family, num_layers: int) -> tuple[int | None, ...]:
+    window = None
+    if family.has_window and not (
+        family.has_window_switch and not reader.boolean("use_sliding_window", False)
+    ):
+        window = read_window(reader, family.window)
     if not family.has_layer_types:
         return (window,) * num_layers
     first = reader.integer("max_window_layers", 28, minimum=0)
-    layer_types = reader.config.get("layer_types")
-    if layer_types is None:
-        return tuple(window if idx >= first else None for idx in range(num_layers))
-    if not isinstance(layer_types, list | tuple) or any(
-        kind not in (FULL, SLIDING) for kind in layer_types
-    ):
-        reader.fault("layer_types", f"allowed is a list of {FULL} and {SLIDING}")
-    elif len(layer_types) != num_layers:
-        reader.fault("layer_types", f"must have one entry for each of {num_layers} layers")
-    elif window is None and SLIDING in layer_types:
+    by_position = [FULL if idx < first else SLIDING for idx in range(num_layers)]
+    layer_types = read_layer_types(reader, num_layers, by_position)
+    if window is None and reader.has("layer_types") and SLIDING in layer_types:
         reader.fault("layer_types", f"{SLIDING} needs use_sliding_window=true and sliding_window")
-    else:
-        return tuple(window if kind == SLIDING else None for kind in layer_types)
-    return (None,) * num_layers
-
-
-def _window(reader: ConfigReader, family: _Family) -> int | None:
-    """The window where the configuration switches it on; an explicit null means none."""
-    if not family.has_window:
-        return None
-    if family.has_layer_types and not reader.boolean("use_sliding_window", False):
-        return None
-    if "sliding_window" in reader.config:
-        return reader.optional_integer("sliding_window", minimum=1)
-    return 4096
+    return windows_of(layer_types, window)

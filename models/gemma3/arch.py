@@ -7,11 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inferkit.core.errors import ConfigError
-from inferkit.core.hf_config import USER_ARCH, ConfigFile, ConfigReader
+from inferkit.core.decoder_keys import (
+    DECODER_KEYS,
+    FULL,
+    SLIDING,
+    check_kv_heads,
+    check_quantization,
+    read_architecture,
+    read_even,
+    read_layer_types,
+    read_layer_windows,
+)
+from inferkit.core.hf_config import ConfigReader, check_same_meaning
 from inferkit.core.parallel_layout import ParallelLayout
 from inferkit.layers.rope_config import ROPE_KEYS, RopeScaling, read_rope, read_rope_scaling
-from inferkit.models.dense.arch import FULL, SLIDING, DenseArch
+from inferkit.models.dense.arch import DenseArch
 
 ARCHITECTURE = "Gemma3ForCausalLM"
 MODEL_TYPE = "gemma3_text"
@@ -20,50 +30,25 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Those whose frequencies do not depend on a length."""
 DEFAULT_THETAS = {FULL: 1_000_000.0, SLIDING: 10_000.0}
 
-_SHAPE_KEYS = frozenset(
-    {
-        "architectures",
-        "model_type",
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
+KNOWN_KEYS = (
+    DECODER_KEYS
+    | ROPE_KEYS
+    | {
         "query_pre_attn_scalar",
         "attention_bias",
         "sliding_window",
         "layer_types",
         "sliding_window_pattern",
         "rope_local_base_freq",
-        "rms_norm_eps",
-        "max_position_embeddings",
-        "tie_word_embeddings",
         "hidden_activation",
         "attn_logit_softcapping",
         "final_logit_softcapping",
         "use_bidirectional_attention",
-        "quantization_config",
-        "bos_token_id",
-        "eos_token_id",
-    }
-)
-# Written by transformers into every config.json, without a meaning for inference here.
-_BOOKKEEPING_KEYS = frozenset(
-    {
+        # Found in published files, without a meaning for inference here.
         "_sliding_window_pattern",
-        "attention_dropout",
         "cache_implementation",
-        "dtype",
-        "initializer_range",
-        "pad_token_id",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
     }
 )
-KNOWN_KEYS = _SHAPE_KEYS | _BOOKKEEPING_KEYS | ROPE_KEYS
 """Keys that a user may write in `model.arch`."""
 
 
@@ -107,15 +92,13 @@ def parse_arch(
     Args:
         origin: the file, named in messages (None = that of a ConfigFile, else `model.arch`, where
             unknown keys are faults too).
-        architecture: the chosen class; there is but one.
+        architecture: without effect; this family has one.
 
     Raises:
         ConfigError: one line for each key that is missing, faulty, unknown or contradictory.
     """
-    if origin is None:
-        origin = config.origin if isinstance(config, ConfigFile) else USER_ARCH
-    reader = ConfigReader(config, origin)
-    _check_name(reader)
+    reader = ConfigReader.of(config, origin)
+    read_architecture(reader, {ARCHITECTURE: MODEL_TYPE}, architecture)
     if reader.is_user_written:
         reader.check_known(KNOWN_KEYS)
     _check_unsupported(reader)
@@ -127,32 +110,8 @@ def parse_arch(
 def check_user_arch(
     user_arch: Mapping[str, Any], config: Mapping[str, Any], *, origin: str
 ) -> None:
-    """Keys of `model.arch` beside a config.json at `origin` must mean what the file means.
-
-    Raises:
-        ConfigError: a line for each key that is unknown or differs.
-    """
-    in_file = parse_arch(config, origin=origin)
-    reader = ConfigReader(user_arch)
-    reader.check_known(KNOWN_KEYS)
-    for key in (KNOWN_KEYS - _BOOKKEEPING_KEYS).intersection(user_arch):
-        try:
-            merged = parse_arch({**config, key: user_arch[key]}, origin=origin)
-        except ConfigError:
-            merged = None
-        if merged != in_file:
-            reader.fault(key, f"{origin} has {config.get(key)!r}; the file decides, drop the key")
-    reader.raise_faults()
-
-
-def _check_name(reader: ConfigReader) -> None:
-    """Another family's keys are read no further."""
-    named = reader.config.get("architectures")
-    if named and (not isinstance(named, list | tuple) or ARCHITECTURE not in named):
-        reader.fault("architectures", f"allowed is [{ARCHITECTURE}]")
-    if reader.config.get("model_type", MODEL_TYPE) != MODEL_TYPE:
-        reader.fault("model_type", f"allowed is {MODEL_TYPE} (the text model)")
-    reader.raise_faults()
+    """Refuse keys of `model.arch` that say something else than the config.json at `origin`."""
+    check_same_meaning(user_arch, config, origin=origin, parse_arch=parse_arch, known=KNOWN_KEYS)
 
 
 def _check_unsupported(reader: ConfigReader) -> None:
@@ -163,26 +122,21 @@ def _check_unsupported(reader: ConfigReader) -> None:
         reader.fault("use_bidirectional_attention", "allowed is false: a decoder is causal")
     if reader.config.get("hidden_activation", ACTIVATION) != ACTIVATION:
         reader.fault("hidden_activation", f"allowed is {ACTIVATION}")
-    if reader.config.get("quantization_config"):
-        allowed = "allowed are unquantised weights: bfloat16, float16, float32"
-        reader.fault("quantization_config", allowed)
+    check_quantization(reader)
 
 
 def _read(reader: ConfigReader) -> Gemma3Arch:
     num_heads = reader.integer("num_attention_heads")
     num_kv_heads = reader.integer("num_key_value_heads", 4)
-    if num_heads % num_kv_heads and reader.has("num_attention_heads"):
-        problem = f"num_attention_heads={num_heads} must be a multiple of it ({num_kv_heads})"
-        reader.fault("num_key_value_heads", problem)
-    head_dim = reader.integer("head_dim", 256)
-    if head_dim % 2:
-        reader.fault("head_dim", "rotary embeddings need an even head size")
+    check_kv_heads(reader, num_heads, num_kv_heads)
+    head_dim = read_even(reader, "head_dim", 256)
     positions = reader.integer("max_position_embeddings", 131_072)
-    layer_types = _layer_types(reader, reader.integer("num_hidden_layers"))
-    if reader.config.get("sliding_window", 1) is None and SLIDING in layer_types:
-        reader.fault("sliding_window", "layers of sliding_attention need an integer >= 1")
+    num_layers = reader.integer("num_hidden_layers")
+    # Full attention in every n-th layer.
+    period = reader.integer("sliding_window_pattern", 6)
+    by_period = [SLIDING if (idx + 1) % period else FULL for idx in range(num_layers)]
+    layer_types = read_layer_types(reader, num_layers, by_period)
     ropes = _ropes(reader, head_dim, positions)
-    window = reader.integer("sliding_window", 4096)
     bias = reader.boolean("attention_bias", False)
     return Gemma3Arch(
         architecture=ARCHITECTURE,
@@ -190,7 +144,7 @@ def _read(reader: ConfigReader) -> Gemma3Arch:
         vocab_size=reader.integer("vocab_size"),
         hidden_size=reader.integer("hidden_size"),
         intermediate_size=reader.integer("intermediate_size"),
-        num_hidden_layers=len(layer_types),
+        num_hidden_layers=num_layers,
         num_attention_heads=num_heads,
         num_key_value_heads=num_kv_heads,
         head_dim=head_dim,
@@ -204,28 +158,13 @@ def _read(reader: ConfigReader) -> Gemma3Arch:
         hidden_act=ACTIVATION,
         rope_theta=ropes[FULL].theta,
         rope_scaling=ropes[FULL].scaling,
-        layer_windows=tuple(window if kind == SLIDING else None for kind in layer_types),
+        layer_windows=read_layer_windows(reader, layer_types, 4096),
         layer_types=layer_types,
         ropes=ropes,
         query_pre_attn_scalar=reader.number("query_pre_attn_scalar", 256.0, above=0.0),
         bos_token_id=next(iter(reader.token_ids("bos_token_id", (2,))), None),
         eos_token_ids=reader.token_ids("eos_token_id", (1,)),
     )
-
-
-def _layer_types(reader: ConfigReader, num_layers: int) -> tuple[str, ...]:
-    """Given, or full attention in every n-th layer."""
-    given = reader.config.get("layer_types")
-    if given is None:
-        period = reader.integer("sliding_window_pattern", 6)
-        return tuple(FULL if (idx + 1) % period == 0 else SLIDING for idx in range(num_layers))
-    if not isinstance(given, list | tuple) or any(kind not in (FULL, SLIDING) for kind in given):
-        reader.fault("layer_types", f"allowed is a list of {FULL} and {SLIDING}")
-    elif len(given) != num_layers:
-        reader.fault("layer_types", f"must have one entry for each of {num_layers} layers")
-    else:
-        return tuple(given)
-    return (FULL,) * num_layers
 
 
 def _ropes(reader: ConfigReader, head_dim: int, positions: int) -> dict[str, Rope]:

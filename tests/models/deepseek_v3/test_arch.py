@@ -127,7 +127,7 @@ def test_the_scale_of_the_scores_is_that_of_transformers(tiny_hf_model, variant)
             "quantization_config.*quant_method fp8",
         ),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling.*default and yarn"),
-        ({"model_type": "kimi", "architectures": None}, "model_type.*allowed is deepseek_v3"),
+        ({"model_type": "kimi", "architectures": None}, "model_type.*allowed: deepseek_v3"),
     ],
 )
 def test_what_cannot_run_is_refused(keys, message):

@@ -115,10 +115,10 @@ def test_the_number_of_experts_has_two_names() -> None:
         (QWEN3_MOE | {"num_hidden_layers": "6"}, r"num_hidden_layers='6': allowed is an integer"),
         (
             QWEN3_MOE | {"model_type": "qwen3"},
-            r"='qwen3': allowed are qwen3_moe, mixtral",
+            r"='qwen3': allowed: qwen3_moe, mixtral",
         ),
-        (SHAPE, r"model\.arch\.architectures is missing: allowed are Qwen3MoeForCausalLM, Mixtral"),
-        (SHAPE | {"architectures": "MixtralForCausalLM"}, r"give a list with one name"),
+        (SHAPE, r"model\.arch\.architectures is missing: allowed is a list of one name: Qwen3Moe"),
+        (SHAPE | {"architectures": "MixtralForCausalLM"}, r"allowed is a list of one name"),
     ],
 )
 def test_faults_of_a_user_written_arch(keys: dict[str, Any], message: str) -> None:
