@@ -13,7 +13,6 @@ from torch import nn
 
 from inferkit.core.cache_spec import CacheSpec
 from inferkit.core.forward_metadata import ForwardMetaData
-from inferkit.core.parallel_layout import HeadLayout
 from inferkit.layers.attention import Attention
 from inferkit.layers.context import ModelContext
 from inferkit.layers.embedding import ParallelLMHead, VocabParallelEmbedding
@@ -37,11 +36,7 @@ Rotary = tuple[torch.Tensor, torch.Tensor]
 class DenseAttention(nn.Module):
     def __init__(self, arch: DenseArch, layer_idx: int, ctx: ModelContext) -> None:
         super().__init__()
-        heads = HeadLayout(
-            num_heads=arch.num_attention_heads,
-            num_kv_heads=arch.num_key_value_heads,
-            tp_size=ctx.comm.layout.attn_tp_size,
-        )
+        heads = arch.heads(ctx.comm.layout)
         self.num_heads = heads.num_local_heads
         self.num_kv_heads = heads.num_local_kv_heads
         self.head_dim = arch.head_dim

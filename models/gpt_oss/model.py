@@ -4,14 +4,11 @@ Every other layer has a sliding window. Legend: T = packed tokens, G = tokens th
 K = experts per token, E = experts, H = hidden size, I = intermediate size of an expert.
 """
 
-from collections.abc import Mapping
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import nn
 
-from inferkit.core.parallel_layout import HeadLayout
 from inferkit.layers.attention import Attention
 from inferkit.layers.context import ModelContext
 from inferkit.layers.linear import Linear, load_heads
@@ -27,12 +24,7 @@ class GptOssAttention(DenseAttention):
     """Heads of a dense decoder, each with a sink: a learned logit that no value belongs to."""
 
     def make_attention(self, arch: DenseArch, layer_idx: int, ctx: ModelContext) -> Attention:
-        heads = HeadLayout(
-            num_heads=arch.num_attention_heads,
-            num_kv_heads=arch.num_key_value_heads,
-            tp_size=ctx.comm.layout.attn_tp_size,
-        )
-        self.head_ids = heads.heads(ctx.comm.group("attn_tp_group").rank)
+        self.head_ids = arch.heads(ctx.comm.layout).heads(ctx.comm.group("attn_tp_group").rank)
         self.sinks = ctx.empty(self.num_heads)
         self.sinks.weight_loader = self._load_sinks  # type: ignore[attr-defined]
         return Attention(
@@ -84,11 +76,6 @@ class GptOssForCausalLM(DenseForCausalLM):
     """gpt-oss-20b and 120b, in bfloat16 or with the MXFP4 experts of the published files."""
 
     layer_class = GptOssLayer
-    packed_modules_mapping: ClassVar[Mapping[str, tuple[str, str]]] = {
-        "q_proj": ("qkv_proj", "q"),
-        "k_proj": ("qkv_proj", "k"),
-        "v_proj": ("qkv_proj", "v"),
-    }
     arch: GptOssArch
 
     def expected_tensors(self) -> dict[str, tuple[int, ...]]:

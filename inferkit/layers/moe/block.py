@@ -13,10 +13,10 @@ from torch import nn
 
 from inferkit.core.forward_metadata import ForwardMetaData
 from inferkit.layers.context import ModelContext
-from inferkit.layers.functional import silu_and_mul
+from inferkit.layers.functional import Activation, silu_and_mul
 from inferkit.layers.moe.balance import ExpertLoad, balanced_ids
 from inferkit.layers.moe.dispatch import run_exact, run_fixed, run_local
-from inferkit.layers.moe.experts import Activation, LocalExperts
+from inferkit.layers.moe.experts import LocalExperts
 from inferkit.layers.moe.tokens import MoETokens
 
 

@@ -4,17 +4,15 @@ Legend: M = rows sorted by expert, H = hidden size, E = experts of this rank, I 
 intermediate size of this rank.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from inferkit.core.parallel_layout import local_size
 from inferkit.layers.context import ModelContext
-from inferkit.layers.functional import silu_and_mul
+from inferkit.layers.functional import Activation, silu_and_mul
 from inferkit.layers.weights import StoredTensor, load_slice
-
-Activation = Callable[[torch.Tensor], torch.Tensor]
 
 
 class LocalExperts(nn.Module):
