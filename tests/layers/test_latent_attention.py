@@ -10,6 +10,7 @@ from inferkit.layers.latent_attention import HeadParallelLinear, LatentAttention
 from inferkit.platforms.cpu import CpuPlatform
 from inferkit.platforms.paged_cache import PagedCache
 from inferkit.platforms.paged_latent import is_absorbing_cheaper
+from tests.stored import InMemory
 
 HEADS, LATENT, NOPE, ROPE, VALUE = 3, 10, 6, 4, 5
 SCALE = 0.37
@@ -20,17 +21,6 @@ ROWS = [
     [(30, 2), (2, 30)],  # a few tokens after a long prefix, and many after a short one
 ]
 """(tokens computed before, tokens of the step) of each row."""
-
-
-class Stored:
-    """A tensor that stands in for one of a checkpoint."""
-
-    def __init__(self, tensor):
-        self.tensor = tensor
-        self.shape = tuple(tensor.shape)
-
-    def read(self, *index):
-        return self.tensor[index]
 
 
 def make_context(dtype=torch.float32):
@@ -135,15 +125,15 @@ def test_padded_heads_are_zero_and_the_others_in_their_place():
     for rank, expected in ((1, [3.0, 4.0]), (2, [0.0, 0.0])):
         held = HeadLayout(num_heads=4, num_kv_heads=4, tp_size=3).heads(tp_rank=rank)
         layer = HeadParallelLinear(2, held, 5, ctx=make_context())
-        layer.weight.weight_loader(layer.weight, Stored(stored), None)
+        layer.weight.weight_loader(layer.weight, InMemory(stored), None)
         assert layer.weight.view(2, 5, 2).unique(dim=1)[:, 0, 0].tolist() == expected
 
 
 def test_interleaved_pairs_are_held_as_two_halves():
     layer = HeadParallelLinear(1, [1, 0], 6, interleaved=4, bias=True, ctx=make_context())
     stored = torch.arange(12.0)
-    layer.weight.weight_loader(layer.weight, Stored(stored[:, None]), None)
-    layer.bias.weight_loader(layer.bias, Stored(stored), None)
+    layer.weight.weight_loader(layer.weight, InMemory(stored[:, None]), None)
+    layer.bias.weight_loader(layer.bias, InMemory(stored), None)
     expected = [6, 7, 8, 10, 9, 11, 0, 1, 2, 4, 3, 5]
     assert layer.weight[:, 0].tolist() == layer.bias.tolist() == expected
 
@@ -151,7 +141,7 @@ def test_interleaved_pairs_are_held_as_two_halves():
 def test_the_expansion_is_kept_in_two_parts():
     layer = LatentExpansion(LATENT, [0, 1, None], NOPE, VALUE, ctx=make_context())
     stored = torch.randn(2 * (NOPE + VALUE), LATENT)
-    layer.weight.weight_loader(layer.weight, Stored(stored), None)
+    layer.weight.weight_loader(layer.weight, InMemory(stored), None)
     plain = layer.weights
     layer.pack()
     assert dict(layer.named_parameters()) == {}

@@ -11,19 +11,9 @@ from inferkit.layers.functional import apply_rotary, expand_rotary, silu_and_mul
 from inferkit.layers.linear import Linear, MergedColumnParallelLinear
 from inferkit.layers.norm import RMSNorm
 from inferkit.platforms.cpu import CpuPlatform
+from tests.stored import InMemory
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-class Stored:
-    """A tensor that stands in for one of a checkpoint."""
-
-    def __init__(self, tensor):
-        self.tensor = tensor
-        self.shape = tuple(tensor.shape)
-
-    def read(self, *index):
-        return self.tensor[index]
 
 
 def make_context(dtype=torch.float32, **platform):
@@ -69,7 +59,7 @@ def test_merged_shards_land_in_order():
     for parameter in (layer.weight, layer.bias):
         for number, (name, size) in enumerate(layer.shard_sizes.items()):
             shard = torch.full((size, *parameter.shape[1:]), float(number))
-            parameter.weight_loader(parameter, Stored(shard), name)
+            parameter.weight_loader(parameter, InMemory(shard), name)
     expected = torch.tensor([0.0] * 6 + [1.0] * 2 + [2.0] * 2)
     assert torch.equal(layer.bias, expected)
     assert torch.equal(layer.weight, expected[:, None].expand(10, 4))

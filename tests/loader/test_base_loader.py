@@ -7,7 +7,7 @@ from torch import nn
 from inferkit.core.errors import ModelLoadError
 from inferkit.layers.weights import StoredTensor
 from inferkit.loader.base_loader import WeightAssigner
-from tests.loader.files import InMemory
+from tests.stored import InMemory
 
 
 class Packed(nn.Module):

@@ -5,10 +5,8 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,43 +15,9 @@ from safetensors.torch import load_file
 
 from inferkit import load_config
 from inferkit.core.errors import ConfigError
-from inferkit.core.parallel_layout import ParallelLayout, contiguous
-from inferkit.layers.context import ModelContext
-from inferkit.platforms.cpu import CpuPlatform
 from tests.families import FAMILIES, VARIANTS
+from tests.models.unjoined import context_of, layout_of
 from tests.parallel.splits import SPLITS
-
-DTYPE = torch.bfloat16
-
-
-@dataclass(kw_only=True)
-class UnjoinedRank:
-    """What layers see of a rank while they are built; nothing can be sent."""
-
-    layout: ParallelLayout
-    rank: int
-    joins_dp_ranks: bool = False
-    groups: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def dp_rank(self) -> int:
-        return self.layout.dp_rank(self.rank)
-
-    def group(self, name: str) -> Any:
-        alone = contiguous(self.layout.world_size, 1)
-        return self.groups.get(name) or self.register_group(
-            name, subgroups=self.layout.partitions.get(name, alone)
-        )
-
-    def register_group(self, name: str, *, subgroups: Any) -> Any:
-        ranks = next(ranks for ranks in subgroups if self.rank in ranks)
-        group = SimpleNamespace(ranks=ranks, rank=ranks.index(self.rank), size=len(ranks))
-        return self.groups.setdefault(name, group)
-
-
-@cache
-def layout_of(split: str) -> ParallelLayout:
-    return ParallelLayout.of(load_config(SPLITS[split][1]).parallel)
 
 
 @cache
@@ -155,19 +119,13 @@ def test_arch_knows_what_the_fullest_rank_holds(variant, split):
     option, file, keys = variant
     model_class, module = modules_of(option)
     arch = module.parse_arch(keys, origin=str(file))
-    layout = ParallelLayout() if split == "alone" else layout_of(split)
+    layout = layout_of(split)
     num_experts = getattr(arch, "num_experts", None) or layout.moe_ep_size
     if num_experts % layout.moe_ep_size:
         pytest.skip("experts are not padded")
     weights, kv_bytes = set(), set()
     for rank in range(layout.world_size):
-        ctx = ModelContext(
-            platform=CpuPlatform(),
-            dtype=DTYPE,
-            block_size=4,
-            comm=UnjoinedRank(layout=layout, rank=rank),  # type: ignore[arg-type]
-        )
-        model = model_class(arch, ctx=ctx)
+        model = model_class(arch, ctx=context_of(layout, rank, torch.bfloat16))
         weights.add(sum(parameter.numel() for parameter in model.parameters()))
         kv_bytes.add(sum(spec.bytes_per_token for spec in model.cache_specs()))
     assert arch.num_parameters_of_rank(layout) == max(weights)

@@ -27,6 +27,7 @@ from inferkit.models.dense.arch import (
     known_keys,
     parse_arch,
 )
+from tests.models.same_fields import assert_same_fields
 
 CONFIGS = {
     "LlamaForCausalLM": LlamaConfig,
@@ -42,20 +43,6 @@ SHAPE: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-SAME_NAME = (
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "rms_norm_eps",
-    "max_position_embeddings",
-    "tie_word_embeddings",
-    "hidden_act",
-    "bos_token_id",
-)
 ROPES: list[dict[str, Any]] = [
     {"rope_type": "default", "rope_theta": 5e5},
     {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5},
@@ -86,12 +73,7 @@ ROPES: list[dict[str, Any]] = [
 
 
 def assert_equals_transformers(arch: DenseArch, config: Any) -> None:
-    for name in SAME_NAME:
-        assert getattr(arch, name) == getattr(config, name), name
-    ids = config.eos_token_id
-    assert arch.eos_token_ids == tuple(
-        [] if ids is None else ids if isinstance(ids, list) else [ids]
-    )
+    assert_same_fields(arch, config, "model_type", "hidden_act")
     assert arch.rope_theta == config.rope_parameters["rope_theta"]
     rope_type = config.rope_parameters["rope_type"]
     assert (arch.rope_scaling.rope_type if arch.rope_scaling else "default") == rope_type

@@ -10,6 +10,7 @@ from transformers import AutoConfig
 from inferkit.core.errors import ConfigError
 from inferkit.layers.rope_config import RopeScaling
 from inferkit.models.gemma3.arch import FULL, SLIDING, Rope, parse_arch
+from tests.models.same_fields import assert_same_fields
 
 SHAPE: dict[str, Any] = {
     "architectures": ["Gemma3ForCausalLM"],
@@ -51,20 +52,7 @@ def assert_equals_transformers(config: dict[str, Any], folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     arch = parse_arch(config, origin="config.json")
     theirs = AutoConfig.from_pretrained(folder)
-    for name in (
-        "vocab_size",
-        "num_key_value_heads",
-        "head_dim",
-        "query_pre_attn_scalar",
-        "rms_norm_eps",
-        "max_position_embeddings",
-        "tie_word_embeddings",
-        "attention_bias",
-        "bos_token_id",
-    ):
-        assert getattr(arch, name) == getattr(theirs, name), name
-    ids = theirs.eos_token_id
-    assert arch.eos_token_ids == tuple(ids if isinstance(ids, list) else [ids])
+    assert_same_fields(arch, theirs, "head_dim", "query_pre_attn_scalar", "attention_bias")
     assert list(arch.layer_types) == theirs.layer_types
     for kind, window in zip(arch.layer_types, arch.layer_windows, strict=True):
         assert window == (theirs.sliding_window if kind == SLIDING else None)

@@ -1,9 +1,7 @@
 """Random gpt-oss models with MXFP4 experts, and the plain models that they stand for."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -56,10 +54,3 @@ def save_mxfp4_pair(source: Path, mxfp4: Path, plain: Path) -> None:
         save_byte_tokenizer(folder)
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "config.json").write_text(json.dumps(config | keys))
-
-
-def make_mxfp4_pair(tiny_hf_model: Callable[..., Path], tmp_path_factory: Any) -> tuple[Path, Path]:
-    """(folder with MXFP4 experts, folder of the same model dequantised)."""
-    mxfp4, plain = tmp_path_factory.mktemp("mxfp4"), tmp_path_factory.mktemp("plain")
-    save_mxfp4_pair(tiny_hf_model("gpt_oss", **SIZES), mxfp4, plain)
-    return mxfp4, plain

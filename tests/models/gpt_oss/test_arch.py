@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GptOssConfig
 from inferkit.core.errors import ConfigError
 from inferkit.layers.rope_config import RopeScaling
 from inferkit.models.gpt_oss.arch import GptOssArch, parse_arch
+from tests.models.same_fields import assert_same_fields
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 100,
@@ -67,33 +68,12 @@ PUBLISHED: dict[str, Any] = {
     "use_cache": True,
     "vocab_size": 201088,
 }
-SAME_NAME = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "attention_bias",
-    "num_experts_per_tok",
-    "swiglu_alpha",
-    "swiglu_limit",
-    "rms_norm_eps",
-    "max_position_embeddings",
-    "tie_word_embeddings",
-    "bos_token_id",
-)
 
 
 def assert_equals_transformers(arch: GptOssArch, config: Any) -> None:
-    for name in SAME_NAME:
-        assert getattr(arch, name) == getattr(config, name), name
+    names = ("head_dim", "attention_bias", "num_experts_per_tok", "swiglu_alpha", "swiglu_limit")
+    assert_same_fields(arch, config, *names)
     assert arch.num_experts == config.num_local_experts
-    ids = config.eos_token_id
-    assert arch.eos_token_ids == tuple(
-        [] if ids is None else ids if isinstance(ids, list) else [ids]
-    )
     rope = config.rope_parameters
     assert arch.rope_theta == rope["rope_theta"]
     if rope["rope_type"] == "default":

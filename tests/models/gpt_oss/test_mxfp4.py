@@ -3,14 +3,13 @@
 import pytest
 
 from tests.e2e.schedules import check, reference_of, run
-from tests.models.gpt_oss.mxfp4 import make_mxfp4_pair
 from tests.parallel import matrix
 
 
 @pytest.fixture(scope="module")
-def coded(tiny_hf_model, tmp_path_factory):
+def coded(mxfp4_pair):
     """(folder with MXFP4 experts, what transformers generates with the plain ones)."""
-    mxfp4, plain = make_mxfp4_pair(tiny_hf_model, tmp_path_factory)
+    mxfp4, plain = mxfp4_pair
     return mxfp4, reference_of(plain)
 
 

@@ -13,6 +13,7 @@ from transformers import AutoConfig, MixtralForCausalLM, Qwen3MoeForCausalLM
 
 from inferkit.core.errors import ConfigError
 from inferkit.models.moe.arch import MoEArch, parse_arch
+from tests.models.same_fields import assert_same_fields
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 100,
@@ -33,14 +34,11 @@ def assert_equals_transformers(keys: dict[str, Any], folder: Path) -> MoEArch:
     with torch.device("meta"):
         model = CLASSES[config.model_type](config)
     arch = parse_arch(keys, origin="config.json")
+    assert_same_fields(arch, config, "num_experts_per_tok")
     assert arch.num_parameters == model.num_parameters()
     assert arch.num_experts == config.num_local_experts
     assert arch.norm_topk_prob == getattr(config, "norm_topk_prob", True)
-    assert arch.rms_norm_eps == config.rms_norm_eps
     assert arch.rope_theta == config.rope_parameters["rope_theta"]
-    assert arch.max_position_embeddings == config.max_position_embeddings
-    assert arch.eos_token_ids == (() if config.eos_token_id is None else (config.eos_token_id,))
-    assert arch.bos_token_id == config.bos_token_id
     assert arch.kv_size == model.model.layers[0].self_attn.k_proj.out_features
     assert arch.q_size == model.model.layers[0].self_attn.q_proj.out_features
     for idx, layer in enumerate(model.model.layers):
