@@ -38,6 +38,7 @@ from inferkit.core.place import RankPlace
 from inferkit.inspect.check import summary
 from inferkit.runtime.launched import Launched, check_launched, find_launched, meeting
 from inferkit.runtime.logs import log_to_file
+from inferkit.runtime.peer_watch import PeerLostError
 from inferkit.runtime.place import find_node
 from inferkit.sweep.cells import OK, JobResult, print_table
 
@@ -218,7 +219,8 @@ def _run_as_rank(arguments: Arguments, verdict: Verdict, launched: Launched) -> 
 
     jobs = Jobs(command=str(arguments.command(program_name())))
     try:
-        with meeting(launched, make_run_dir) as (jobs.place, run_dir):
+        with meeting(launched, make_run_dir) as met:
+            run_dir, jobs.place = met.run_dir, met.place
             run_dir.mkdir(parents=True, exist_ok=True)
             rank = launched.rank
             log_to_file(run_dir / f"rank{rank}.log", rank=rank, level=_log_level())
@@ -227,10 +229,11 @@ def _run_as_rank(arguments: Arguments, verdict: Verdict, launched: Launched) -> 
                 HydraConfig.instance().set_config(cfg)
                 del cfg["hydra"]
             jobs.run_job(cfg)
+            met.has_finished = jobs.results[-1].status == OK
     except (InferkitError, OSError) as error:
         _tell(f"inferkit: {error}")
         return EXIT_FAILED
-    return EXIT_OK if all(result.status == OK for result in jobs.results) else EXIT_FAILED
+    return EXIT_OK if met.has_finished else EXIT_FAILED
 
 
 def _unfit_to_join(arguments: Arguments, verdict: Verdict, launched: Launched) -> str:
@@ -284,6 +287,11 @@ class Jobs:
     results: list[JobResult] = field(default_factory=list)
     sweep_dir: Path = Path(".")
 
+    @property
+    def _is_other_rank(self) -> bool:
+        """Rank 0 writes and speaks for this process."""
+        return self.place is not None and self.place.rank != 0
+
     def run_job(self, cfg: DictConfig) -> dict[str, Any] | None:
         """Hydra's task function. Failures are told and stored, not raised."""
         hydra_cfg = HydraConfig.get()
@@ -303,12 +311,13 @@ class Jobs:
         except Exception as error:
             result = result.failed(error)
             if isinstance(error, InferkitError):
-                _tell(f"inferkit: {error}")
+                if not (isinstance(error, PeerLostError) and self._is_other_rank):
+                    _tell(f"inferkit: {error}")
                 _log_to_files("job failed", error)
             else:
                 logger.exception("job failed")
         result = replace(result, seconds=time.monotonic() - start_s)
-        if self.place is None or self.place.rank == 0:
+        if not self._is_other_rank:
             result.write(run_dir)
         self.results.append(result)
         return result.metrics
@@ -317,7 +326,7 @@ class Jobs:
         self, cfg: DictConfig, run_dir: Path, hydra_cfg: Any, overrides: Sequence[str]
     ) -> dict[str, Any] | None:
         config = to_inference_config(cfg)
-        if self.place is None or self.place.rank == 0:
+        if not self._is_other_rank:
             write_run(
                 run_dir,
                 config,

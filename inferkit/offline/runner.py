@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from inferkit.config.schema import InferenceConfig
 from inferkit.core.place import RankPlace
 from inferkit.offline.summary import print_summary
+from inferkit.runtime.peer_watch import PeerLostError
 from inferkit.runtime.place import find_node
 from inferkit.runtime.rank_errors import PEER_GRACE_S, error_event, worker_error
 from inferkit.runtime.worker_group import let_threads_sleep, run_workers
@@ -74,6 +75,8 @@ class OfflineRunner:
                 if place.rank == 0:
                     inbox.display = stack.enter_context(_display())
                 run_offline(config, run_dir, place=place, channel=inbox)
+        except PeerLostError:
+            raise
         except Exception as error:
             logger.error("this rank failed", exc_info=error)
             event = error_event(error)

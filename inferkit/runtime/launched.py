@@ -9,6 +9,7 @@ import json
 import os
 import re
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 from inferkit.core.errors import ConfigError, WorkerError
 from inferkit.core.place import LOOPBACK, RankPlace
+from inferkit.runtime.peer_watch import PeerWatch
 from inferkit.runtime.place import ANY_ADDRESS, local_addresses, reserved_port
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -24,6 +26,7 @@ FIRST_SRUN_PORT, NUM_SRUN_PORTS = 15000, 10000
 """Jobs that share a node get ports of their own, by their job number."""
 MEETING_TIMEOUT_S = 600
 """A launcher starts all ranks together, but images and file systems may be slow."""
+READ_GRACE_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,11 +149,21 @@ def check_launched(launched: Launched, world_size: int) -> None:
     )
 
 
+@dataclass(kw_only=True)
+class Meeting:
+    """What ranks know after they have met."""
+
+    place: RankPlace
+    run_dir: Path
+    has_finished: bool = False
+    """To be set when this rank has done its part: until then its end is a failure to the others."""
+
+
 @contextlib.contextmanager
-def meeting(
-    launched: Launched, make_run_dir: Callable[[], Path]
-) -> Iterator[tuple[RankPlace, Path]]:
-    """Meet the other ranks: place of this one, and the run directory, which rank 0 makes.
+def meeting(launched: Launched, make_run_dir: Callable[[], Path]) -> Iterator[Meeting]:
+    """Meet the other ranks; rank 0 makes the run directory. Call on the main thread.
+
+    While the context is open, the end of another rank raises PeerLostError here.
 
     Raises:
         WorkerError: rank 0 does not answer, or has failed to make the directory.
@@ -158,30 +171,41 @@ def meeting(
     store = _open_store(launched)
     key = f"inferkit/{launched.attempt}/meeting"
     local_ip = _local_ip(launched)
+    host = ANY_ADDRESS if local_ip else LOOPBACK
+    master_addr = launched.master_addr if local_ip else LOOPBACK
+    watch = PeerWatch(rank=launched.rank, world_size=launched.world_size)
     found: dict[str, Any]
     with contextlib.ExitStack() as stack:
         if launched.rank == 0:
             try:
-                port = stack.enter_context(
-                    reserved_port(0, host=ANY_ADDRESS if local_ip else LOOPBACK)
-                )
-                found = {"run_dir": str(make_run_dir().absolute()), "port": port}
+                port = stack.enter_context(reserved_port(0, host=host))
+                server = stack.enter_context(socket.create_server((host, 0)))
+                run_dir = make_run_dir().absolute()
             except OSError as error:
                 store.set(key, json.dumps({"error": str(error)}))
+                _wait_for_readers(store, key, launched.world_size - 1)
                 raise
+            found = {"run_dir": str(run_dir), "port": port, "watch": server.getsockname()[1]}
             store.set(key, json.dumps(found))
+            watch.accept(server, timeout_s=MEETING_TIMEOUT_S)
         else:
             found = _answer(store, key, launched)
+            watch.connect(master_addr, found["watch"])
         place = RankPlace(
             rank=launched.rank,
             local_rank=launched.local_rank,
             world_size=launched.world_size,
             local_world_size=launched.local_world_size,
-            master_addr=launched.master_addr if local_ip else LOOPBACK,
+            master_addr=master_addr,
             master_port=found["port"],
             local_ip=local_ip or LOOPBACK,
         )
-        yield place, Path(found["run_dir"])
+        met = Meeting(place=place, run_dir=Path(found["run_dir"]))
+        watch.start()
+        try:
+            yield met
+        finally:
+            watch.close(has_finished=met.has_finished)
 
 
 def _open_store(launched: Launched) -> Any:
@@ -220,8 +244,16 @@ def _answer(store: Any, key: str, launched: Launched) -> dict[str, Any]:
             f"rank {launched.rank}: rank 0 named no run directory; has it failed? ({detail})"
         ) from error
     if "error" in found:
+        store.add(f"{key}/read", 1)
         raise WorkerError(f"rank 0 cannot make the run directory: {found['error']}")
     return found
+
+
+def _wait_for_readers(store: Any, key: str, num_readers: int) -> None:
+    """Stay until all have read why this rank ends: its store ends with it."""
+    end_s = time.monotonic() + READ_GRACE_S
+    while store.add(f"{key}/read", 0) < num_readers and time.monotonic() < end_s:
+        time.sleep(0.1)
 
 
 def _local_ip(launched: Launched) -> str:

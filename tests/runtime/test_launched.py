@@ -1,3 +1,5 @@
+import multiprocessing
+import os
 import socket
 import threading
 
@@ -5,6 +7,7 @@ import pytest
 
 from inferkit.core.errors import ConfigError, WorkerError
 from inferkit.core.place import LOOPBACK
+from inferkit.runtime.fork_server import start_fork_server
 from inferkit.runtime.launched import (
     Launched,
     check_launched,
@@ -12,6 +15,7 @@ from inferkit.runtime.launched import (
     first_host,
     meeting,
 )
+from inferkit.runtime.peer_watch import PeerLostError
 from inferkit.runtime.place import reserved_port
 
 TORCHRUN = {
@@ -137,53 +141,70 @@ def test_another_number_of_ranks_is_refused_with_both_numbers():
         check_launched(launched(0, 3, 0), 2)
 
 
-def meet_all(world_size, make_run_dir):
-    """Ranks as threads of this process; returns their places and directories, or errors."""
-    outcomes = {}
-    everybody = threading.Barrier(world_size)
+def be_rank(rank, world_size, port, run_dir, outcomes):
+    """Main function of a rank in a process of its own: meets the others, then ends in its way."""
 
-    def be(rank, port):
-        try:
-            with meeting(launched(rank, world_size, port), make_run_dir) as (place, run_dir):
-                outcomes[rank] = (place, run_dir)
-                everybody.wait(30)
-        except Exception as error:
-            outcomes[rank] = error
-            everybody.abort()
+    def make_run_dir():
+        if run_dir is None:
+            raise PermissionError("read-only file system")
+        return run_dir
 
+    try:
+        with meeting(launched(rank, world_size, port), make_run_dir) as met:
+            if rank == 2:
+                os._exit(1)
+            if world_size > 2:
+                threading.Event().wait(60)
+            met.has_finished = True
+            outcomes.put((rank, met.place, met.run_dir))
+    except Exception as error:
+        outcomes.put((rank, error, None))
+
+
+def meet_all(world_size, run_dir):
+    """What each rank has got: (place, run directory) or (error, None)."""
+    start_fork_server("torch.distributed")
+    context = multiprocessing.get_context("forkserver")
+    outcomes = context.SimpleQueue()
     with reserved_port(0, host=LOOPBACK) as port:
-        threads = [threading.Thread(target=be, args=(rank, port)) for rank in range(world_size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-    return outcomes
+        ranks = [
+            context.Process(target=be_rank, args=(rank, world_size, port, run_dir, outcomes))
+            for rank in range(world_size)
+        ]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(60)
+    found = {}
+    while not outcomes.empty():
+        rank, *outcome = outcomes.get()
+        found[rank] = outcome
+    return found
 
 
 def test_ranks_meet_and_take_the_run_directory_of_rank_0(tmp_path):
-    made = []
-
-    def make_run_dir():
-        made.append(tmp_path / "run")
-        return made[0]
-
-    outcomes = meet_all(3, make_run_dir)
-    assert len(made) == 1
-    assert {run_dir for _, run_dir in outcomes.values()} == {tmp_path / "run"}
-    assert sorted(place.rank for place, _ in outcomes.values()) == [0, 1, 2]
-    (port,) = {place.master_port for place, _ in outcomes.values()}
+    found = meet_all(2, tmp_path / "run")
+    places = [place for place, _ in found.values()]
+    assert {run_dir for _, run_dir in found.values()} == {tmp_path / "run"}
+    assert sorted(place.rank for place in places) == [0, 1]
+    (port,) = {place.master_port for place in places}
     assert port > 0
-    assert {place.local_ip for place, _ in outcomes.values()} == {LOOPBACK}
+    assert {place.local_ip for place in places} == {LOOPBACK}
 
 
 def test_ranks_learn_that_rank_0_cannot_make_the_directory():
-    def make_run_dir():
-        raise PermissionError("read-only file system")
+    found = meet_all(2, None)
+    assert isinstance(found[0][0], PermissionError)
+    assert isinstance(found[1][0], WorkerError)
+    assert "rank 0 cannot make the run directory: read-only" in str(found[1][0])
 
-    outcomes = meet_all(2, make_run_dir)
-    assert isinstance(outcomes[0], PermissionError)
-    assert isinstance(outcomes[1], WorkerError)
-    assert "rank 0 cannot make the run directory: read-only" in str(outcomes[1])
+
+def test_a_rank_that_ends_is_named_by_all_others(tmp_path):
+    found = meet_all(4, tmp_path / "run")
+    assert sorted(found) == [0, 1, 3]
+    for error, _ in found.values():
+        assert isinstance(error, PeerLostError)
+        assert "rank 2 has ended before the run has" in str(error)
 
 
 def test_a_port_in_use_is_told_by_rank_0(tmp_path):

@@ -1,0 +1,139 @@
+"""Tells a rank when another rank ends before the run does, where no parent supervises them all.
+
+A rank that waits for a dead one in shared memory would wait for ever. Every rank holds a
+connection to rank 0 for the whole run; one that closes without a word is a rank that has died.
+
+    rank k -> rank 0    hello (its number), then FINISHED or nothing
+    rank 0 -> rank k    FINISHED, or the number of a rank that has died
+"""
+
+import contextlib
+import selectors
+import signal
+import socket
+import struct
+import threading
+from types import FrameType
+from typing import Any
+
+from inferkit.core.errors import WorkerError
+
+NUMBER = struct.Struct("!i")
+FINISHED = -1
+POLL_INTERVAL_S = 0.2
+CONNECT_TIMEOUT_S = 60
+INTERRUPT = signal.SIGURG
+"""Wakes the main thread; by default the system ignores it."""
+
+
+class PeerLostError(WorkerError):
+    """Another rank has ended before the run has."""
+
+
+class PeerWatch:
+    """The connections of one rank. A loss raises PeerLostError in the main thread, wherever it is.
+
+    Args:
+        world_size: rank 0 waits for so many ranks, itself included.
+    """
+
+    def __init__(self, *, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.lost_rank: int | None = None
+        self._peers: dict[socket.socket, int] = {}
+        """Connection -> rank at its other end."""
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._watch, name="peer watch", daemon=True)
+        self._handler: Any = None
+
+    def accept(self, server: socket.socket, *, timeout_s: float) -> None:
+        """On rank 0: take the connection of every other rank.
+
+        Raises:
+            WorkerError: for so long no further rank has come.
+        """
+        server.settimeout(timeout_s)
+        while len(self._peers) < self.world_size - 1:
+            try:
+                peer, _ = server.accept()
+            except TimeoutError as error:
+                raise WorkerError(
+                    f"{len(self._peers) + 1} of {self.world_size} ranks are there, and for "
+                    f"{timeout_s:.0f} s no other has come; have they failed?"
+                ) from error
+            peer.settimeout(CONNECT_TIMEOUT_S)
+            rank = _receive(peer)
+            if rank is None or not 0 < rank < self.world_size:
+                peer.close()  # no rank of ours
+                continue
+            self._peers[peer] = rank
+
+    def connect(self, host: str, port: int) -> None:
+        """On another rank: connect to rank 0, which accepts or will."""
+        peer = socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S)
+        peer.sendall(NUMBER.pack(self.rank))
+        self._peers[peer] = 0
+
+    def start(self) -> None:
+        """Begin to watch; call on the main thread."""
+        self._handler = signal.signal(INTERRUPT, self._on_interrupt)
+        self._thread.start()
+
+    def close(self, *, has_finished: bool) -> None:
+        """Stop watching. The others take it as this rank's death unless it has finished."""
+        self._is_closed = True
+        if self._thread.is_alive():
+            self._thread.join()
+            signal.signal(INTERRUPT, self._handler)
+        for peer in self._peers:
+            with contextlib.suppress(OSError):
+                if has_finished:
+                    peer.sendall(NUMBER.pack(FINISHED))
+            peer.close()
+        self._peers.clear()
+
+    def _watch(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for peer in self._peers:
+                selector.register(peer, selectors.EVENT_READ)
+            while not self._is_closed and selector.get_map():
+                for key, _ in selector.select(POLL_INTERVAL_S):
+                    assert isinstance(key.fileobj, socket.socket), "only sockets are registered"
+                    number = _receive(key.fileobj)
+                    selector.unregister(key.fileobj)
+                    if number != FINISHED:
+                        self._lose(self._peers[key.fileobj] if number is None else number)
+                        return
+
+    def _lose(self, rank: int) -> None:
+        self.lost_rank = rank
+        if self.rank == 0:
+            for peer, other in self._peers.items():
+                if other != rank:
+                    with contextlib.suppress(OSError):
+                        peer.sendall(NUMBER.pack(rank))
+        ident = threading.main_thread().ident
+        assert ident is not None, "the main thread has been started"
+        signal.pthread_kill(ident, INTERRUPT)
+
+    def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
+        if self.lost_rank is not None and not self._is_closed:
+            raise PeerLostError(
+                f"rank {self.lost_rank} has ended before the run has; what it printed tells why"
+            )
+
+
+def _receive(peer: socket.socket) -> int | None:
+    """The next number; None = the other end is gone."""
+    data = b""
+    try:
+        while len(data) < NUMBER.size:
+            more = peer.recv(NUMBER.size - len(data))
+            if not more:
+                return None
+            data += more
+    except OSError:
+        return None
+    number: int = NUMBER.unpack(data)[0]
+    return number
