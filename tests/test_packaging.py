@@ -115,7 +115,12 @@ def test_wheel_through_the_sdist_is_the_same(wheel: Path, sdist: Path, tmp_path:
 
 def test_sdist_holds_tests_and_launchers_and_no_links(sdist: Path) -> None:
     packaged = members(sdist)
-    assert {"tests/conftest.py", "launchers/offline.sh", "README.md", "LICENSE"} <= packaged
+    assert {
+        "tests/conftest.py",
+        "launchers/offline_single_node.sh",
+        "README.md",
+        "LICENSE",
+    } <= packaged
     assert not any(name.startswith(("inferkit/conf/", "inferkit/models/")) for name in packaged)
 
 

@@ -73,7 +73,7 @@ def find_node(
     """
     num_nodes = max(1, len(parallel.node_ips))
     if num_nodes == 1:
-        if variables.get(NODE_RANK, "0") != "0":
+        if (variables.get(NODE_RANK) or "0") != "0":
             raise ConfigError(
                 f"{NODE_RANK}={variables[NODE_RANK]} but parallel.node_ips="
                 f"{_list(parallel.node_ips)} names no further node; list the addresses of all "
@@ -102,7 +102,7 @@ def _node_rank(
 ) -> int:
     given = variables.get(NODE_RANK)
     listed = _list(parallel.node_ips)
-    if given is not None:
+    if given:
         if not given.isdecimal() or int(given) >= len(ips):
             raise ConfigError(
                 f"{NODE_RANK}={given} is no node of parallel.node_ips={listed}; use 0 to "

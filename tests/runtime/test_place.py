@@ -23,8 +23,12 @@ def test_one_node_holds_all_ranks_on_loopback():
 
 @pytest.mark.parametrize(
     "variables, addresses",
-    [({}, ["127.0.0.1", "10.0.0.2"]), ({"NODE_RANK": "1"}, ["10.0.0.2", "10.0.0.1"])],
-    ids=["by its address", "by NODE_RANK"],
+    [
+        ({}, ["127.0.0.1", "10.0.0.2"]),
+        ({"NODE_RANK": ""}, ["127.0.0.1", "10.0.0.2"]),
+        ({"NODE_RANK": "1"}, ["10.0.0.2", "10.0.0.1"]),
+    ],
+    ids=["by its address", "an empty NODE_RANK", "by NODE_RANK"],
 )
 def test_a_node_is_found(variables, addresses):
     node = find_node(TWO_EACH, variables=variables, addresses=addresses)
