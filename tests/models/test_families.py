@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from inferkit import load_config
+from inferkit.config.space import ConfigSpace
 from inferkit.core.errors import ConfigError
 from tests.families import FAMILIES, VARIANTS
 from tests.models.unjoined import context_of, layout_of
@@ -37,6 +38,11 @@ def variant(request, tiny_hf_model):
     option, config = VARIANTS[request.param]
     file = tiny_hf_model(option, **config) / "config.json"
     return option, file, json.loads(file.read_text("utf-8"))
+
+
+def test_every_model_class_that_an_option_names_is_registered():
+    named = {target.rpartition(".")[2] for target in ConfigSpace().model_targets.values()}
+    assert named == {family.architecture for family in FAMILIES.values()}
 
 
 def test_the_option_leads_to_the_class_of_the_architecture():
