@@ -49,7 +49,9 @@ TORCH_FREE = (
     "inferkit.inspect",
     "inferkit.offline.runner",
     "inferkit.offline.prompts",
+    "inferkit.online.runner",
 )
+ONLINE_PACKAGES = {"fastapi", "starlette", "uvicorn", "zmq", "msgspec", "httpx", "openai"}
 
 
 @dataclass(frozen=True)
@@ -276,8 +278,14 @@ def modules_loaded_by(statement: str) -> set[str]:
     return set(result.stdout.split())
 
 
-def test_command_line_does_not_load_torch() -> None:
-    assert "torch" not in modules_loaded_by("import inferkit, inferkit.cli")
+def test_command_line_loads_neither_torch_nor_what_serves() -> None:
+    loaded = modules_loaded_by("import inferkit, inferkit.cli")
+    assert loaded.isdisjoint({"torch"} | ONLINE_PACKAGES)
+
+
+def test_the_runner_of_a_role_loads_what_serves_only_when_it_runs() -> None:
+    loaded = modules_loaded_by("import inferkit.online.runner")
+    assert loaded.isdisjoint({"torch"} | ONLINE_PACKAGES)
 
 
 def test_package_loads_neither_torch_nor_hydra() -> None:

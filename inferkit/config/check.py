@@ -70,9 +70,10 @@ class Checker:
         add_new(faults, check_components(cfg, self._index))
         files = self._model_files(cfg)
         add_new(faults, files.faults)
+        context_len = int(files.arch.max_context_len) if files.arch is not None else 0
         if not faults:
             # Sizes mean something only where all else is right.
-            resolved = resolve_automatic(cfg)
+            resolved = resolve_automatic(cfg, context_len=context_len)
             sizes = Findings(warnings=findings.warnings)
             sizes.warnings += files.warnings
             if files.arch is not None:
@@ -82,7 +83,7 @@ class Checker:
         return Checked(
             faults=tuple(faults),
             warnings=tuple(findings.warnings),
-            config=None if faults else resolve_automatic(cfg),
+            config=None if faults else resolve_automatic(cfg, context_len=context_len),
             files=files,
         )
 

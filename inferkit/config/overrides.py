@@ -22,7 +22,6 @@ from inferkit.config.keys import (
 )
 from inferkit.config.space import ConfigSpace
 
-NO_ROLES = "this version has no roles; it runs offline, without +role=..."
 SIMILAR_CHOICE = 0.5
 """Choices are few, so that less likeness than elsewhere tells which one is meant (fp16)."""
 
@@ -181,8 +180,6 @@ def _key_fault(space: ConfigSpace, cfg: DictConfig, text: str) -> Fault | None:
     """Apply one override to `cfg`, or say why it cannot be."""
     override = space.parse(text)
     key, value = override.key_or_group, override.value()
-    if key == "role":
-        return Fault(key=key, given=text, problem=NO_ROLES)
     info = _find(cfg, override)
     if not info.is_known:
         return _unknown_key(space, cfg, override, key)

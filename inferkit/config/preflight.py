@@ -1,7 +1,7 @@
 """The check before anything is started: all faults of a command at once, and one that works."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -95,6 +95,12 @@ def _preflight_sweep(command: Command, checker: Checker) -> Verdict:
         works, is_example = _corrected(command, sweep.faults, checker)
         message = render(sweep.faults, works=works, is_example=is_example)
         return Verdict(message=message, is_multirun=True)
+    roles = {cell.number: _role(sweep.checked[cell.number]) for cell in sweep.cells}
+    served = [cell for cell in sweep.cells if roles[cell.number]]
+    if served:
+        return Verdict(
+            message=_role_in_sweep(command, served[0], roles[served[0].number]), is_multirun=True
+        )
     bad = sweep.by_cell
     warnings = tuple(dict.fromkeys(w for found in sweep.checked.values() for w in found.warnings))
     if not bad:
@@ -110,6 +116,23 @@ def _preflight_sweep(command: Command, checker: Checker) -> Verdict:
     else:
         message = render_cells(sweep.cells, bad, works=works)
     return Verdict(message=message, is_multirun=True)
+
+
+def _role(checked: Checked) -> str:
+    return checked.config.role or "" if checked.config is not None else ""
+
+
+def _role_in_sweep(command: Command, cell: Cell, role: str) -> str:
+    """What to tell where a cell would serve: it ends only when it is told to."""
+    text = next((t for t in command.overrides if key_of(t) == "role"), f"+role={role}")
+    fault = Fault(
+        key="role",
+        given=f"-m {text}",
+        problem="a role serves until it is stopped, so a sweep would stay in its first cell; "
+        "start it without -m",
+    )
+    flags = tuple(flag for flag in command.flags if flag not in MULTIRUN)
+    return render([fault], works=replace(command, flags=flags, overrides=cell.overrides))
 
 
 def _is_multirun(command: Command, space: ConfigSpace) -> bool:

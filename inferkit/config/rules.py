@@ -4,24 +4,16 @@ Each looks at a configuration whose keys exist and have the right types. Nothing
 device, a network or a model's files.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from inferkit.config.faults import Fault, Findings, Fix, show
 from inferkit.config.parallel_rules import context_parallel, layout, nodes
 from inferkit.config.resolve import CPU_PLATFORM, resolve_automatic
-from inferkit.config.schema import (
-    ClusterConfig,
-    DatasetName,
-    DisaggConfig,
-    InferenceConfig,
-    LoadConfig,
-    ParallelConfig,
-    RouterConfig,
-    SweepConfig,
-)
+from inferkit.config.role_rules import roles
+from inferkit.config.schema import DatasetName, InferenceConfig, ParallelConfig
 from inferkit.core.errors import RequestError
 from inferkit.core.sampling_params import SamplingParams
 
@@ -55,6 +47,8 @@ class Range:
     holds: Callable[[Any], bool]
     use: Any
     """A value that does, for the corrected command line."""
+    is_offline: bool = False
+    """In a role 0 will do too."""
 
 
 RANGES = (
@@ -82,7 +76,13 @@ RANGES = (
         use=0,
     ),
     Range(key="scheduler.batch_size", text="0 (automatic) or >= 1", holds=lambda n: n >= 0, use=0),
-    Range(key="scheduler.max_new_tokens", text=">= 1", holds=lambda n: n >= 1, use=32),
+    Range(
+        key="scheduler.max_new_tokens",
+        text=">= 1, or in a role 0 (to the end of the context)",
+        holds=lambda n: n >= 1,
+        use=32,
+        is_offline=True,
+    ),
     Range(
         key="scheduler.max_prefill_tokens",
         text="0 (automatic) or >= 1",
@@ -102,6 +102,8 @@ RANGES = (
 def ranges(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -> None:
     for limits in RANGES:
         value = value_at(cfg, limits.key)
+        if cfg.role is not None and limits.is_offline and value == 0:
+            continue
         if not limits.holds(value):
             problem = f"is out of range; allowed is {limits.text}"
             findings.refuse(limits.key, value, problem, use=limits.use)
@@ -128,8 +130,8 @@ def sampling(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings
 def lengths(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -> None:
     """engine.max_model_len against what a prompt and its output need."""
     limit, data, scheduler = cfg.engine.max_model_len, cfg.data, cfg.scheduler
-    if limit < 2:
-        return  # automatic, or out of range
+    if limit < 2 or cfg.role is not None:
+        return  # automatic, or out of range; in a role every request brings its own lengths
     whole = data.input_truncated_len + scheduler.max_new_tokens
     key, related = "engine.max_model_len", ("data.input_truncated_len", "scheduler.max_new_tokens")
     if limit <= scheduler.max_new_tokens:
@@ -167,7 +169,11 @@ def batches(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings)
             f"allowed is > {per_rank} or 0 (automatic)"
         )
         findings.refuse("scheduler.max_prefill_tokens", asked, problem, use=0, related=related)
-    elif not scheduler.enable_chunked_prefill and asked < cfg.data.input_truncated_len:
+    elif (
+        not scheduler.enable_chunked_prefill
+        and cfg.role is None
+        and asked < cfg.data.input_truncated_len
+    ):
         findings.warn(
             "scheduler.max_prefill_tokens",
             asked,
@@ -202,21 +208,6 @@ def dataset(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings)
         findings.refuse(key, path, f"does not exist (looked in {Path.cwd()})", related=related)
     elif Path(path).expanduser().is_dir() and not any(Path(path).expanduser().glob("*.jsonl")):
         findings.refuse(key, path, "is a folder without .jsonl files", related=related)
-
-
-def unused_nodes(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -> None:
-    """Keys of roles, of benchmarks and of sweep reports, which this version does not have."""
-    by_role = "has no effect: a role reads it, and this version has no roles"
-    nodes: tuple[tuple[str, Any, Any, str], ...] = (
-        ("disagg", cfg.disagg, DisaggConfig(), by_role),
-        ("router", cfg.router, RouterConfig(), by_role),
-        ("cluster", cfg.cluster, ClusterConfig(), by_role),
-        ("load", cfg.load, LoadConfig(), by_role),
-        ("sweep", cfg.sweep, SweepConfig(), "has no effect: every cell runs and is listed"),
-    )
-    for name, node, default, problem in nodes:
-        for key, value, _ in differences(name, node, default):
-            findings.refuse(key, value, problem, drop=True)
 
 
 def unused_keys(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -> None:
@@ -257,7 +248,7 @@ RULES: tuple[Rule, ...] = (
     batches,
     batch_buckets,
     dataset,
-    unused_nodes,
+    roles,
     unused_keys,
 )
 
@@ -267,14 +258,3 @@ def value_at(cfg: Any, key: str) -> Any:
     for name in key.split("."):
         cfg = getattr(cfg, name)
     return cfg
-
-
-def differences(prefix: str, node: Any, default: Any) -> Iterator[tuple[str, Any, Any]]:
-    """(key, value, default) of every key that differs, in nested nodes too."""
-    for entry in fields(node):
-        key = f"{prefix}.{entry.name}"
-        value, expected = getattr(node, entry.name), getattr(default, entry.name)
-        if is_dataclass(value):
-            yield from differences(key, value, expected)
-        elif value != expected:
-            yield key, value, expected

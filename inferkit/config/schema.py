@@ -172,7 +172,7 @@ class ParallelConfig:
 class EngineConfig(TargetConfig):
     max_model_len: int = 0
     """Longest prompt + output of a request in tokens; the only limit of a request's length.
-    0 = offline data.input_truncated_len + scheduler.max_new_tokens, in a role the model's."""
+    0 = offline data.input_truncated_len + scheduler.max_new_tokens, in a role the model's own."""
     warm_up: bool = True
     """Run one dummy prefill and decode before the first request."""
 
@@ -211,11 +211,12 @@ class SchedulerConfig(TargetConfig):
     batch_size: int = 0
     """Requests in flight over all DP ranks (0 = 32 per rank); a multiple of attn_dp_size."""
     max_new_tokens: int = 32
-    """Output tokens of a request that asks for no other number."""
+    """Output tokens of a request that asks for no other number; in a role 0 = to the end of the
+    context."""
     max_prefill_tokens: int = 0
     """Token budget of one step. 0 = 2048 with chunked prefill (at least twice the batch of a DP
-    rank), else data.input_truncated_len * batch_size / attn_dp_size. Without chunked prefill it
-    also is the longest prompt that is accepted."""
+    rank), else data.input_truncated_len * batch_size / attn_dp_size, in a role max_model_len.
+    Without chunked prefill it also is the longest prompt that is accepted."""
     enable_chunked_prefill: bool = True
     """Longer prompts are computed in chunks, together with running decodes."""
     fixed_steps: bool = False
@@ -238,14 +239,18 @@ class TransferConfig(TargetConfig):
 
 @dataclass(kw_only=True)
 class DisaggConfig:
-    """Prefill/decode disaggregation."""
+    """A role's place in the network, and the hand-off between prefill and decode."""
 
     mode: DisaggMode = DisaggMode.none
     prefill_ips: list[str] = field(default_factory=list)
     decode_ips: list[str] = field(default_factory=list)
     bootstrap_port: int = 18800
+    http_host: str | None = None
+    """Address that the HTTP interface listens on (null = 127.0.0.1, 0.0.0.0 = every one)."""
     http_port: int = 8000
+    """0 = a free one is chosen and told."""
     zmq_port: int = 5555
+    """Where workers find their parent, this port and the next one; 0 = free ones are chosen."""
     router_url: str | None = None
     """A running router that this instance joins."""
     transfer: TransferConfig = field(default_factory=TransferConfig)
@@ -273,6 +278,7 @@ class RouterConfig:
     policy: str = "hash"
     retries: int = 1
     request_timeout_s: float = 1800.0
+    """End-to-end limit of a request."""
     first_token: str = "decode"
 
 

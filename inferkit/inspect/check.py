@@ -14,6 +14,7 @@ from inferkit.config.model_files import (
     class_name,
     is_shape_only,
 )
+from inferkit.config.resolve import resolve_automatic
 from inferkit.config.schema import InferenceConfig
 from inferkit.config.shares import RankShare
 from inferkit.core.errors import ConfigError
@@ -31,6 +32,8 @@ def summary(checked: Checked) -> str:
     cfg = checked.config
     assert cfg is not None, "only a configuration without faults has a summary"
     arch = checked.files.arch or cached_arch(cfg)
+    if arch is not None:
+        cfg = resolve_automatic(cfg, context_len=int(arch.max_context_len))
     rows = [*_configuration(cfg), *_ranks(cfg), *_model(cfg, arch)]
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join(f"  {name:<{width}}{value}" for name, value in rows)
@@ -51,12 +54,16 @@ def cached_arch(cfg: InferenceConfig) -> Any:
 def _configuration(cfg: InferenceConfig) -> Rows:
     per_rank = cfg.batch_size_per_dp_rank
     chunked = "chunked prefill" if cfg.scheduler.enable_chunked_prefill else "whole prompts"
+    if cfg.role is not None:
+        yield "role", cfg.role
     yield "model", f"{cfg.model.name} ({class_name(cfg.model._target_)}, {cfg.model.dtype.value})"
     yield "path", _path(cfg)
     yield "platform", class_name(cfg.platform._target_)
     if cfg.platform.device_memory:
         yield "device memory", f"{mib(cfg.platform.device_memory)} to plan with, for each rank"
-    yield "request length", f"at most {cfg.engine.max_model_len} tokens"
+    limit = cfg.engine.max_model_len
+    length = f"at most {limit} tokens" if limit else f"the context of the model, {UNKNOWN}"
+    yield "request length", length
     yield "batch", f"{cfg.scheduler.batch_size} requests, batch_size_per_dp_rank={per_rank}"
     yield "step", f"{cfg.scheduler.max_prefill_tokens} tokens, {chunked}"
 

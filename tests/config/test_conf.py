@@ -168,6 +168,8 @@ def test_every_option_composes_and_its_target_fits(space: ConfigSpace, choice: s
     any_size = [f"model={option}" for option in space.model_targets]
     needs_path = choice in any_size and choice != "model=smollm2_135m"
     extra = ["model.path=org/any"] if needs_path else []
+    if choice == "runner=online":
+        extra = ["+role=serve"]
 
     checked = Checker(space, is_run=False).check_overrides([choice, *extra])
 

@@ -44,8 +44,8 @@ def fault_of(space: ConfigSpace, text: str) -> Fault:
             "parallel has a default already, which an option replaces without '+'",
         ),
         ("model@other=llama", "a group goes to its own place; write model=llama"),
-        ("role=prefill", "this version has no roles; it runs offline, without +role=..."),
-        ("+role=decode", "this version has no roles; it runs offline, without +role=..."),
+        ("role=serve", "role has no default, so its options are added with one '+'"),
+        ("+role=decode", "there is no such option\noptions of role: serve"),
         # types
         ("scheduler.batch_size=abc", "must be an integer"),
         (

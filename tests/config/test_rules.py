@@ -151,24 +151,23 @@ def test_dataset_and_its_path(tmp_path: Path) -> None:
     [
         (
             {"disagg__mode": DisaggMode.prefill},
-            "disagg.mode=prefill: has no effect: a role reads it, and this version has no roles",
+            "disagg.mode=prefill: has no effect without a role",
         ),
         (
             {"disagg__transfer": TransferConfig(num_threads=2)},
-            "disagg.transfer.num_threads=2: has no effect: a role reads it, "
-            "and this version has no roles",
+            "disagg.transfer.num_threads=2: has no effect without a role",
         ),
         (
             {"router__port": 9},
-            "router.port=9: has no effect: a role reads it, and this version has no roles",
+            "router.port=9: has no effect without a role",
         ),
         (
             {"cluster__prefill": 2},
-            "cluster.prefill=2: has no effect: a role reads it, and this version has no roles",
+            "cluster.prefill=2: has no effect without a role",
         ),
         (
             {"load__rate": 2.5},
-            "load.rate=2.5: has no effect: a role reads it, and this version has no roles",
+            "load.rate=2.5: has no effect: this version has no load benchmark",
         ),
         (
             {"sweep__skip_invalid": True},

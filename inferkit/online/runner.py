@@ -1,0 +1,249 @@
+"""What the parent of an online instance does: bind, serve, supervise, drain.
+
+`run_workers` supervises in the main thread; HTTP and the dispatcher live in a second one.
+"""
+
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from inferkit.config.provenance import record
+from inferkit.config.schema import InferenceConfig
+from inferkit.core.errors import ConfigError, InferkitError, WorkerError
+from inferkit.core.place import LOOPBACK
+from inferkit.runtime.place import find_node
+from inferkit.runtime.worker_group import run_workers
+
+logger = logging.getLogger(__name__)
+
+ENTRYPOINT = "inferkit.online.worker:online_worker"
+DRAIN_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STACK_GRACE_S = 0.5
+"""A rank that hangs gets so long to write where it does."""
+EXIT_LIMIT_S = 30.0
+"""Ranks that were told to stop have so long to leave."""
+BACKLOG = 2048
+
+
+class OnlineRunner:
+    """Serves until it is told to stop (SIGTERM, Ctrl-C) or its workers die.
+
+    Args:
+        drain_limit_s: how long running requests may go on after that; a second signal ends them.
+        watchdog_s: a loop that has not ticked for so long is taken for dead. A step of a big
+            model on a slow device, or its first compilation, takes a while.
+    """
+
+    def __init__(self, *, drain_limit_s: float = 60.0, watchdog_s: float = 300.0) -> None:
+        self.drain_limit_s = drain_limit_s
+        self.watchdog_s = watchdog_s
+
+    def run(self, config: InferenceConfig, *, run_dir: Path) -> dict[str, Any]:
+        """Returns when the last request has ended after a signal.
+
+        Raises:
+            ConfigError, ModelLoadError: this configuration cannot serve here.
+            WorkerError: a rank failed or died; requests that ran were told.
+        """
+        # Web framework, sockets and tokenizers are not needed to check a configuration.
+        import zmq
+
+        from inferkit.online.instance import Instance
+        from inferkit.online.model_side import read_model
+        from inferkit.online.server import ServerThread
+
+        node = find_node(config.parallel)
+        with listening(config.disagg.http_host or LOOPBACK, config.disagg.http_port) as listener:
+            model = read_model(config)
+            config = model.config
+            url = url_of(listener)
+            instance = Instance.draw(str(config.role))
+            watch = _Watch(url=url, run_dir=run_dir, drain_limit_s=self.drain_limit_s)
+            watch.server = server = ServerThread(
+                instance=instance,
+                model=model.served,
+                tokenizer=model.tokenizer,
+                dp_size=config.parallel.attn_dp_size,
+                listener=listener,
+                zmq_port=config.disagg.zmq_port,
+                timeout_s=config.router.request_timeout_s,
+                watchdog_s=self.watchdog_s,
+                facts={
+                    "instance_id": instance.instance_id,
+                    "epoch": str(instance.epoch),
+                    "role": config.role,
+                    "model": config.model.name,
+                    "max_model_len": model.served.max_model_len,
+                    "pid": os.getpid(),
+                },
+                sampling_defaults={
+                    name: getattr(config.data, name)
+                    for name in ("temperature", "top_p", "top_k", "min_p", "seed")
+                },
+                on_ready=watch.on_ready,
+                on_trouble=watch.end,
+            )
+            try:
+                parent = server.start()
+            except zmq.ZMQError as error:
+                port = config.disagg.zmq_port
+                raise ConfigError(
+                    f"disagg.zmq_port={port} cannot be used ({error}): workers find their parent "
+                    "there and at the next port; choose another, or 0 for free ones"
+                ) from error
+            record(
+                run_dir,
+                url=url,
+                zmq_urls=[parent.request_url, parent.output_url],
+                max_model_len=config.engine.max_model_len,
+                pid=os.getpid(),
+            )
+            watch.tell(f"inferkit: {config.model.name} at {url} (loading)")
+            level = logging.getLevelName(logging.getLogger().level)
+            try:
+                with node.reserved_port(config.parallel) as port:
+                    places = node.places(config.parallel, master_port=port)
+                    run_workers(
+                        ENTRYPOINT,
+                        {p.rank: (p, config, run_dir, level, parent) for p in places},
+                        log_dir=run_dir / "workers",
+                        on_event=watch.on_event,
+                    )
+            except (InferkitError, SystemExit, KeyboardInterrupt) as error:
+                watch.is_over = True
+                failure = watch.failure(error)
+                server.fail(_for_clients(failure))
+                if isinstance(failure, InferkitError):
+                    raise failure from None
+                raise
+            finally:
+                watch.is_over = True
+                server.close()
+            if not watch.is_draining:
+                raise WorkerError(f"the ranks have ended by themselves; see {run_dir}")
+        return {}
+
+
+class _Watch:
+    """What the parent knows of its ranks, and how it ends them."""
+
+    def __init__(self, *, url: str, run_dir: Path, drain_limit_s: float) -> None:
+        self.url = url
+        self.run_dir = run_dir
+        self.drain_limit_s = drain_limit_s
+        self.server: Any = None
+        self.is_draining = False
+        self.is_over = False
+        self.trouble = ""
+        """What made this process end its ranks."""
+        self.console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+        self._pids: list[int] = []
+        self._before: dict[int, Any] = {}
+
+    def on_event(self, event: dict[str, Any]) -> None:
+        """Events of the ranks, in the main thread."""
+        # After run_workers has set its own handlers, which would end the ranks at once.
+        if not self._before and threading.current_thread() is threading.main_thread():
+            self._before = {
+                number: signal.signal(number, self._on_signal)
+                for number in DRAIN_SIGNALS
+                if signal.getsignal(number) is not signal.SIG_IGN
+            }
+        kind = event["event"]
+        if kind == "process":
+            self._pids.append(event["pid"])
+        elif kind == "stage":
+            logger.info("%s", event["text"])
+        elif kind == "ready" and event["facts"]:
+            record(self.run_dir, **event["facts"])
+
+    def on_ready(self) -> None:
+        self.tell(f"inferkit: ready at {self.url}")
+
+    def tell(self, text: str) -> None:
+        self.console.print(text)
+
+    def end(self, cause: str) -> None:
+        """End the ranks, after they have written where they are; in a thread of its own."""
+        if self.is_over:
+            return
+        self.trouble = self.trouble or cause
+        threading.Thread(target=self._kill, name="end of the ranks", daemon=True).start()
+
+    def failure(self, error: BaseException) -> BaseException:
+        """Why the run ended."""
+        if not self.trouble:
+            return error
+        return WorkerError(f"{self.trouble}; see {self.run_dir / 'workers'}")
+
+    def _kill(self) -> None:
+        self._signal_ranks(signal.SIGUSR1)
+        time.sleep(STACK_GRACE_S)
+        self._signal_ranks(signal.SIGKILL)
+
+    def _signal_ranks(self, number: signal.Signals) -> None:
+        for pid in self._pids:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        """The first one drains; a second one, or one before anything is served, ends at once."""
+        if self.is_draining or not self.server.is_ready:
+            self._before[number](number, frame)
+            return
+        self.is_draining = True
+        self.tell(
+            f"inferkit: takes no new request; those that run have {self.drain_limit_s:g} s "
+            "(a second signal ends them)"
+        )
+        self.server.drain(self.drain_limit_s, then=self._after_drain)
+
+    def _after_drain(self) -> None:
+        timer = threading.Timer(EXIT_LIMIT_S, self._end_late_ranks)
+        timer.daemon = True
+        timer.start()
+
+    def _end_late_ranks(self) -> None:
+        self.end(f"ranks have not stopped within {EXIT_LIMIT_S:g} s")
+
+
+def _for_clients(error: BaseException) -> str:
+    """The cause without paths and tracebacks of this machine."""
+    if isinstance(error, InferkitError):
+        return str(error).splitlines()[0].partition(";")[0]
+    return "the service was stopped"
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens; 0 = a free port.
+
+    Raises:
+        ConfigError: the address is not of this machine, or in use.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"disagg.http_port={port} cannot be used on disagg.http_host={host} "
+            f"({error.strerror}); choose another, or 0 for a free one"
+        ) from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

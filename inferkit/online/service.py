@@ -1,0 +1,417 @@
+"""From a prompt to text, for every HTTP interface: tokenise, send, detokenise, limits, drain.
+
+Lives in the parent's event loop. The tokenizer works in one thread of its own: it is not safe in
+several, and a long prompt must not stop the streams of others.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from inferkit.core.errors import RequestError
+from inferkit.core.messages import Output
+from inferkit.core.protocols import Clock
+from inferkit.core.request import FinishReason, Request, TokenLogprobs
+from inferkit.core.sampling_params import MAX_SEED, SamplingParams
+from inferkit.offline.output_processor import OutputProcessor
+from inferkit.offline.prompts import Prompt
+from inferkit.online.dispatcher import DPDispatcher, OutputStream, Work
+from inferkit.online.errors import (
+    BadRequest,
+    GenerationFailed,
+    RoomInUse,
+    ServiceError,
+    TimeOver,
+    Unavailable,
+)
+from inferkit.online.instance import draw_room
+from inferkit.online.limits import check_sampling, check_token_ids, max_new_tokens
+from inferkit.online.prompt_ids import render
+
+logger = logging.getLogger(__name__)
+
+PROBE_LIMIT_S = 600.0
+"""The first generation may compile."""
+BACK_STOP_S = 5.0
+"""The worker's own deadline comes so much later than the parent's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """What the service must know of its model."""
+
+    name: str
+    path: str | None
+    vocab_size: int
+    max_model_len: int
+    default_max_tokens: int = 0
+    """Output tokens of a request that asks for no number; 0 = to the end of the context."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What a client asks for: `n` generations of each prompt."""
+
+    prompts: Sequence[Prompt]
+    sampling: SamplingParams
+    n: int = 1
+    request_id: str = ""
+    room: int | None = None
+    """Of the client's own choice."""
+    is_streamed: bool = False
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Further variables of the chat template."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """What one token, or the end, adds."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    finish_reason: FinishReason | None = None
+
+
+class Generation:
+    """One of the generations of a call. Consume `pieces` to its end, or `cancel`."""
+
+    def __init__(
+        self,
+        *,
+        index: int,
+        request: Request,
+        stream: OutputStream,
+        service: "GenerationService",
+        is_streamed: bool,
+        deadline_s: float,
+    ) -> None:
+        self.index = index
+        """Position among the generations of the call."""
+        self.request = request
+        """With the output so far; times are of the service's clock."""
+        self.is_streamed = is_streamed
+        self.text = ""
+        """The whole text, once it is over; pieces have text only where it is streamed."""
+        self._stream = stream
+        self._service = service
+        self._deadline_s = deadline_s
+
+    @property
+    def room(self) -> int:
+        return self._stream.key[0]
+
+    @property
+    def is_over(self) -> bool:
+        return self.request.finish_reason is not None
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """One piece per token, the last one with the finish reason.
+
+        Raises:
+            ServiceError: it is refused, or cannot go on.
+        """
+        try:
+            while not self.is_over:
+                for piece in self._take(await self._next()):
+                    yield piece
+        finally:
+            self.cancel("the client is gone")
+
+    def abort(self, reason: str) -> None:
+        """Let it end as it is; `pieces` goes on to the end."""
+        self._stream.abort(reason)
+
+    def cancel(self, reason: str) -> None:
+        """Free what it holds, here and in the worker; nothing where it is over."""
+        self._stream.cancel(reason)
+        self._service.forget(self)
+
+    async def _next(self) -> Output:
+        left_s = self._deadline_s - self._service.clock()
+        try:
+            async with asyncio.timeout(max(0.0, left_s)):
+                return await anext(self._stream)
+        except TimeoutError:
+            raise TimeOver("the request has used up its time") from None
+        except StopAsyncIteration:
+            raise GenerationFailed("the generation has no end") from None
+
+    def _take(self, output: Output) -> list[Piece]:
+        """Pieces of one message, which may hold several tokens."""
+        request, processor = self.request, self._service.processor
+        self._check(output)
+        request.num_cached_tokens = output.num_cached_tokens
+        pieces = []
+        now_s = self._service.clock()
+        for position, token_id in enumerate(output.token_ids):
+            logprobs = output.logprobs[position : position + 1]
+            request.output_token_ids.append(token_id)
+            request.output_logprobs += logprobs
+            request.token_times_s.append(now_s)
+            if processor.process(request.request_id, [token_id]):
+                self._stream.cancel("a stop string is complete")
+                request.finish_reason = FinishReason.STOP
+            text = processor.delta(request.request_id) if self.is_streamed else ""
+            pieces.append(Piece(text=text, token_ids=[token_id], logprobs=logprobs))
+            if self.is_over:
+                break
+        if output.finish_reason is not None and not self.is_over:
+            request.finish_reason = output.finish_reason
+        if self.is_over:
+            request.finish_time_s = now_s
+            pieces = self._with_end(pieces)
+        return pieces
+
+    def _with_end(self, pieces: list[Piece]) -> list[Piece]:
+        """The last piece has the rest of the text and the reason."""
+        request, processor = self.request, self._service.processor
+        last = pieces.pop() if pieces else Piece(text="", token_ids=[], logprobs=[])
+        self.text = processor.text(request)
+        rest = processor.finish(request.request_id) if self.is_streamed else ""
+        text = last.text + rest
+        return [*pieces, replace(last, text=text, finish_reason=request.finish_reason)]
+
+    def _check(self, output: Output) -> None:
+        if output.finish_reason in (FinishReason.REFUSED, FinishReason.PROMPT_TOO_LONG):
+            raise BadRequest(output.finish_detail, param="prompt")
+        if output.index != len(self.request.output_token_ids):
+            raise GenerationFailed(
+                f"token {output.index} came where {len(self.request.output_token_ids)} was due"
+            )
+
+
+class GenerationService:
+    """Starts generations and knows which ones run.
+
+    Args:
+        timeout_s: end-to-end limit of a request.
+    """
+
+    def __init__(
+        self,
+        *,
+        dispatcher: DPDispatcher,
+        tokenizer: Any,
+        model: ServedModel,
+        timeout_s: float = 1800.0,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.tokenizer = tokenizer
+        self.model = model
+        self.timeout_s = timeout_s
+        self.clock = clock
+        self.processor = OutputProcessor(tokenizer)
+        self.is_draining = False
+        self.has_probed = False
+        """A real generation has come back from every DP rank."""
+        self.num_started = 0
+        self._generations: dict[int, tuple[Generation, str]] = {}
+        self._rooms: set[int] = set()
+        self._last_id = 0
+        self._tokenizer_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+
+    def close(self) -> None:
+        self._tokenizer_thread.shutdown(wait=False, cancel_futures=True)
+
+    # -- state ---------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """starting, ready, draining or failed."""
+        if self.dispatcher.failure is not None:
+            return "failed"
+        if self.is_draining:
+            return "draining"
+        return "ready" if self.has_probed else "starting"
+
+    async def probe(self) -> None:
+        """Wait for all DP ranks, then generate one token on each.
+
+        Raises:
+            ServiceError: one of them could not.
+        """
+        while not self.dispatcher.are_ranks_ready:
+            if self.dispatcher.failure is not None:
+                raise self.dispatcher.failure
+            await self.dispatcher.changed.wait()
+            self.dispatcher.changed.clear()
+        sampling = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+        num_ranks = len(self.dispatcher.rank_stats())
+        streams = [
+            self.dispatcher.submit(
+                Work(
+                    token_ids=[0],
+                    sampling=sampling,
+                    seed=0,
+                    room=draw_room(),
+                    request_id="probe",
+                    remaining_s=PROBE_LIMIT_S,
+                ),
+                dp_rank=dp_rank,
+            )
+            for dp_rank in range(num_ranks)
+        ]
+        for stream in streams:
+            outputs = [output async for output in stream]
+            if not any(output.token_ids for output in outputs):
+                raise GenerationFailed(
+                    f"DP rank {stream.dp_rank} generated nothing: {outputs[-1].finish_detail}"
+                )
+        self.has_probed = True
+
+    def drain(self) -> None:
+        """Take no new request from now on."""
+        self.is_draining = True
+
+    async def drained(self, limit_s: float) -> bool:
+        """Wait until nothing runs any more; False = it took too long."""
+        end_s = self.clock() + limit_s
+        while self._generations and self.dispatcher.failure is None:
+            if self.clock() > end_s:
+                return False
+            await asyncio.sleep(0.02)
+        return True
+
+    # -- generations ---------------------------------------------------------------------------
+
+    async def start(self, call: Call) -> list[Generation]:
+        """Tokenise, check and send all generations of a call; the result keeps their order.
+
+        Raises:
+            ServiceError: nothing was started.
+        """
+        self._check_open()
+        if call.room is not None and call.room in self._rooms:
+            raise RoomInUse(
+                f"bootstrap_room={call.room} belongs to a request that still runs; "
+                "choose another, or leave it out"
+            )
+        deadline_s = self.clock() + self.timeout_s
+        try:
+            check_sampling(call.sampling, self.model.vocab_size)
+            plans = [await self._plan(prompt, call) for prompt in call.prompts]
+        except RequestError as error:
+            raise BadRequest.of(error) from None
+        self._check_open()  # tokenising takes time
+        seed = call.sampling.seed
+        generations: list[Generation] = []
+        try:
+            for prompt, (token_ids, sampling) in zip(call.prompts, plans, strict=True):
+                # Without a seed of the client's one is drawn, and samples differ by their index.
+                drawn = secrets.randbelow(MAX_SEED) if seed is None else seed
+                for sample_index in range(call.n):
+                    generations.append(
+                        self._send(
+                            call,
+                            prompt,
+                            token_ids,
+                            sampling,
+                            seed=drawn,
+                            sample_index=sample_index,
+                            index=len(generations),
+                            deadline_s=deadline_s,
+                        )
+                    )
+        except ServiceError:
+            for generation in generations:
+                generation.cancel("the call could not be started")
+            raise
+        return generations
+
+    def abort(self, *, request_id: str = "", room: int | None = None) -> int:
+        """End running generations by the client's id or room; returns how many there were."""
+        found = [
+            generation
+            for generation, known_id in self._generations.values()
+            if (request_id and known_id == request_id) or generation.room == room
+        ]
+        for generation in found:
+            generation.abort("POST /abort")
+        return len(found)
+
+    def forget(self, generation: Generation) -> None:
+        """Called by a generation that is over."""
+        request_id = generation.request.request_id
+        if self._generations.pop(request_id, None) is not None:
+            self._rooms.discard(generation.room)
+            self.processor.remove(request_id)
+
+    def _check_open(self) -> None:
+        if self.is_draining:
+            raise Unavailable("the service is shutting down and takes no new request")
+        if self.dispatcher.failure is not None:
+            raise Unavailable(str(self.dispatcher.failure))
+        if not self.has_probed:
+            raise Unavailable("the model is not ready yet; GET /ready tells when it is")
+
+    async def _plan(self, prompt: Prompt, call: Call) -> tuple[list[int], SamplingParams]:
+        """Token ids of a prompt, and how its generations are sampled."""
+        task = partial(render, self.tokenizer, prompt, call.template_kwargs)
+        loop = asyncio.get_running_loop()
+        token_ids = await loop.run_in_executor(self._tokenizer_thread, task)
+        check_token_ids("prompt", token_ids, self.model.vocab_size)
+        limit = max_new_tokens(
+            len(token_ids),
+            call.sampling.max_tokens,
+            default=self.model.default_max_tokens,
+            max_model_len=self.model.max_model_len,
+        )
+        sampling = replace(
+            call.sampling, max_tokens=limit, min_tokens=min(call.sampling.min_tokens, limit)
+        )
+        return token_ids, sampling
+
+    def _send(
+        self,
+        call: Call,
+        prompt: Prompt,
+        token_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        seed: int,
+        sample_index: int,
+        index: int,
+        deadline_s: float,
+    ) -> Generation:
+        now_s = self.clock()
+        stream = self.dispatcher.submit(
+            Work(
+                token_ids=token_ids,
+                sampling=sampling,
+                seed=seed,
+                room=call.room or draw_room(),
+                sample_index=sample_index,
+                request_id=call.request_id,
+                remaining_s=deadline_s - now_s + BACK_STOP_S,
+            )
+        )
+        self._last_id += 1
+        self.num_started += 1
+        request = Request(
+            request_id=self._last_id,
+            prompt_token_ids=token_ids,
+            sampling=sampling,
+            seed=seed,
+            sample_index=sample_index,
+            arrival_time_s=now_s,
+        )
+        self.processor.add(request, prompt, is_streamed=call.is_streamed)
+        generation = Generation(
+            index=index,
+            request=request,
+            stream=stream,
+            service=self,
+            is_streamed=call.is_streamed,
+            deadline_s=deadline_s,
+        )
+        self._generations[request.request_id] = (generation, call.request_id)
+        self._rooms.add(generation.room)
+        return generation

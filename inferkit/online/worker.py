@@ -1,0 +1,110 @@
+"""A rank of an online instance: built like any other, then one loop."""
+
+import faulthandler
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from inferkit.config.schema import InferenceConfig
+from inferkit.core.place import RankPlace
+from inferkit.core.protocols import Channel
+from inferkit.online.instance import ParentAddress
+from inferkit.online.loop import OnlineLoop
+from inferkit.online.output_sender import NoOutbox, Outbox, OutputSender
+from inferkit.online.request_feed import RequestFeed
+from inferkit.online.request_table import RequestTable
+from inferkit.online.worker_link import WorkerLink
+from inferkit.parallel.comm_manager import leave_ranks
+from inferkit.runtime.assembly import Assembly, assemble
+from inferkit.runtime.logs import log_to_file
+
+logger = logging.getLogger(__name__)
+
+STACK_SIGNAL = signal.SIGUSR1
+"""Makes a rank write the stacks of its threads to its stderr, whatever it hangs in."""
+
+
+def online_worker(
+    place: RankPlace,
+    config: InferenceConfig,
+    run_dir: Path,
+    log_level: str,
+    parent: ParentAddress,
+    *,
+    channel: Channel,
+) -> None:
+    """Entrypoint of a rank's process; `channel` is a pipe to the parent."""
+    log_to_file(run_dir / f"rank{place.rank}.log", rank=place.rank, level=log_level)
+    faulthandler.register(STACK_SIGNAL, all_threads=True)
+    channel.send({"event": "process", "rank": place.rank, "pid": os.getpid()})
+
+    def stage(text: str) -> None:
+        if place.rank == 0:
+            channel.send({"event": "stage", "text": text})
+
+    parts = assemble(config, clock=time.monotonic, place=place, run_dir=run_dir, stage=stage)
+    facts = _facts(parts) if place.rank == 0 else {}
+    channel.send({"event": "ready", "rank": place.rank, "facts": facts})
+    try:
+        serve(parts, parent)
+    finally:
+        parts.profiler.close()
+    leave_ranks()
+
+
+def serve(parts: Assembly, parent: ParentAddress) -> None:
+    """Loop until the parent says stop."""
+    comm, instance = parts.comm, parent.instance
+    group = comm.group("tp_cpu_group") if comm.layout.attn_tp_size > 1 else None
+    dp_group = comm.group("dp_group") if comm.joins_dp_ranks else None
+    requests = RequestTable(vocab_size=parts.arch.vocab_size)
+    with zmq.Context[zmq.Socket[bytes]]() as context:
+        outbox: Outbox = NoOutbox()
+        link = sender = None
+        if comm.is_dp_leader:
+            link = WorkerLink(context=context, parent=parent, dp_rank=comm.dp_rank)
+            link.connect()
+            sender = outbox = OutputSender(
+                instance=instance, dp_rank=comm.dp_rank, link=link, clock=time.monotonic
+            )
+            sender.announce()
+        feed = RequestFeed(
+            instance=instance,
+            link=link,
+            group=group,
+            clock=time.monotonic,
+            on_refused=sender.refuse if sender else _nobody_asks,
+        )
+        loop = OnlineLoop(
+            feed=feed,
+            requests=requests,
+            scheduler=parts.scheduler,
+            engine=parts.engine,
+            outbox=outbox,
+            dp_group=dp_group,
+        )
+        logger.info("serving dp_rank=%d", comm.dp_rank)
+        try:
+            loop.run()
+        finally:
+            if link is not None:
+                link.close()
+    logger.info("stopped after %d steps", parts.scheduler.num_steps)
+
+
+def _nobody_asks(key: tuple[int, int], detail: str) -> None:
+    """Only a leader hears of malformed requests."""
+
+
+def _facts(parts: Assembly) -> dict[str, Any]:
+    """What a reader of the run directory must know beyond the configuration."""
+    return {
+        "weights_bytes": parts.engine.worker.num_weight_bytes,
+        "kv_blocks": dict(parts.kv_cache.num_blocks),
+        "platform": parts.platform.name,
+    }
