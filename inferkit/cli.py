@@ -36,10 +36,11 @@ from inferkit.config.space import CONFIG_NAME, VERSION_BASE, ConfigSpace
 from inferkit.core.errors import ConfigError, InferkitError
 from inferkit.core.place import RankPlace
 from inferkit.inspect.check import summary
-from inferkit.runtime.launched import Launched, check_launched, find_launched, meeting
+from inferkit.runtime.launched import Launched, check_launched, find_launched
 from inferkit.runtime.logs import log_to_file
-from inferkit.runtime.peer_watch import PeerLostError
+from inferkit.runtime.meeting import meeting
 from inferkit.runtime.place import find_node
+from inferkit.runtime.rank_errors import PeerLostError
 from inferkit.sweep.cells import OK, JobResult, print_table
 
 logger = logging.getLogger(__name__)
@@ -219,10 +220,16 @@ def _run_as_rank(arguments: Arguments, verdict: Verdict, launched: Launched) -> 
 
     jobs = Jobs(command=str(arguments.command(program_name())))
     try:
-        with meeting(launched, make_run_dir) as met:
-            run_dir, jobs.place = met.run_dir, met.place
+        with meeting(
+            launched.place(),
+            on_stuck=lambda error: _tell(f"inferkit: {error}"),
+            make_run_dir=make_run_dir,
+            is_served=launched.is_served,
+            attempt=launched.attempt,
+        ) as met:
+            run_dir, jobs.place, rank = met.run_dir, met.place, launched.rank
+            assert run_dir is not None, "rank 0 makes one"
             run_dir.mkdir(parents=True, exist_ok=True)
-            rank = launched.rank
             log_to_file(run_dir / f"rank{rank}.log", rank=rank, level=_log_level())
             with read_write(cfg.hydra), open_dict(cfg):
                 cfg.hydra.runtime.output_dir = str(run_dir)

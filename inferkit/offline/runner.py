@@ -16,9 +16,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from inferkit.config.schema import InferenceConfig
 from inferkit.core.place import RankPlace
 from inferkit.offline.summary import print_summary
-from inferkit.runtime.peer_watch import PeerLostError
 from inferkit.runtime.place import find_node
-from inferkit.runtime.rank_errors import PEER_GRACE_S, error_event, worker_error
+from inferkit.runtime.rank_errors import PEER_GRACE_S, PeerLostError, error_event, worker_error
 from inferkit.runtime.worker_group import let_threads_sleep, run_workers
 
 logger = logging.getLogger(__name__)

@@ -18,6 +18,8 @@ from inferkit.offline.prompts import load_prompts
 from inferkit.offline.result import GenerationResult
 from inferkit.parallel.comm_manager import leave_ranks
 from inferkit.runtime.logs import log_to_file
+from inferkit.runtime.meeting import meeting
+from inferkit.runtime.rank_errors import error_event
 from inferkit.scheduler.step_record import StepRecord
 
 logger = logging.getLogger(__name__)
@@ -28,7 +30,16 @@ def offline_worker(
 ) -> None:
     """Entrypoint of a rank's process; `channel` is a pipe to the parent."""
     log_to_file(run_dir / f"rank{place.rank}.log", rank=place.rank, level=log_level)
-    run_offline(config, run_dir, place=place, channel=channel)
+    if place.local_world_size == place.world_size:
+        run_offline(config, run_dir, place=place, channel=channel)
+        return
+    if place.local_rank == 0:
+        where = f"{place.master_addr}:{place.master_port}"
+        text = f"waiting for {place.world_size} ranks at {where}"
+        channel.send({"event": "stage", "text": text})
+    with meeting(place, on_stuck=lambda error: channel.send(error_event(error))) as met:
+        run_offline(config, run_dir, place=met.place, channel=channel)
+        met.has_finished = True
 
 
 def run_offline(
@@ -42,11 +53,6 @@ def run_offline(
     if place.local_rank != 0:
         channel = _Silence()
     prompts = load_prompts(config.data)
-    if place.world_size > 1:
-        text = f"waiting for {place.world_size} ranks"
-        if place.local_world_size < place.world_size:
-            text += f" at {place.master_addr}:{place.master_port}"
-        channel.send({"event": "stage", "text": text})
     llm = OfflineInference(
         config,
         place=place,

@@ -1,32 +1,23 @@
 """Processes that torchrun or srun has started: which rank each is, and where its ranks meet.
 
-Such a process is a rank itself. Torch-free until the ranks meet.
+Such a process is a rank itself. Torch-free.
 """
 
 import contextlib
-import datetime
-import json
 import os
 import re
 import socket
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from inferkit.core.errors import ConfigError, WorkerError
+from inferkit.core.errors import ConfigError
 from inferkit.core.place import LOOPBACK, RankPlace
-from inferkit.runtime.peer_watch import PeerWatch
-from inferkit.runtime.place import ANY_ADDRESS, local_addresses, reserved_port
+from inferkit.runtime.place import local_addresses
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 SRUN_VARIABLES = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
 FIRST_SRUN_PORT, NUM_SRUN_PORTS = 15000, 10000
 """Jobs that share a node get ports of their own, by their job number."""
-MEETING_TIMEOUT_S = 600
-"""A launcher starts all ranks together, but images and file systems may be slow."""
-READ_GRACE_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +38,22 @@ class Launched:
     attempt: str = "0"
     """Differs where a launcher starts the ranks again."""
 
-    @property
-    def is_one_node(self) -> bool:
-        return self.local_world_size == self.world_size
+    def place(self) -> RankPlace:
+        """Where this rank is among all, and where they meet.
+
+        Raises:
+            ConfigError: the address by which other nodes reach this one is not clear.
+        """
+        is_one_node = self.local_world_size == self.world_size
+        return RankPlace(
+            rank=self.rank,
+            local_rank=self.local_rank,
+            world_size=self.world_size,
+            local_world_size=self.local_world_size,
+            master_addr=self.master_addr,
+            master_port=self.master_port,
+            local_ip=LOOPBACK if is_one_node else _local_ip(self.master_addr),
+        )
 
 
 def find_launched(
@@ -149,121 +153,16 @@ def check_launched(launched: Launched, world_size: int) -> None:
     )
 
 
-@dataclass(kw_only=True)
-class Meeting:
-    """What ranks know after they have met."""
-
-    place: RankPlace
-    run_dir: Path
-    has_finished: bool = False
-    """To be set when this rank has done its part: until then its end is a failure to the others."""
-
-
-@contextlib.contextmanager
-def meeting(launched: Launched, make_run_dir: Callable[[], Path]) -> Iterator[Meeting]:
-    """Meet the other ranks; rank 0 makes the run directory. Call on the main thread.
-
-    While the context is open, the end of another rank raises PeerLostError here.
+def _local_ip(master_addr: str) -> str:
+    """Address by which the other nodes reach this one.
 
     Raises:
-        WorkerError: rank 0 does not answer, or has failed to make the directory.
+        ConfigError: it is not clear.
     """
-    store = _open_store(launched)
-    key = f"inferkit/{launched.attempt}/meeting"
-    local_ip = _local_ip(launched)
-    host = ANY_ADDRESS if local_ip else LOOPBACK
-    master_addr = launched.master_addr if local_ip else LOOPBACK
-    watch = PeerWatch(rank=launched.rank, world_size=launched.world_size)
-    found: dict[str, Any]
-    with contextlib.ExitStack() as stack:
-        if launched.rank == 0:
-            try:
-                port = stack.enter_context(reserved_port(0, host=host))
-                server = stack.enter_context(socket.create_server((host, 0)))
-                run_dir = make_run_dir().absolute()
-            except OSError as error:
-                store.set(key, json.dumps({"error": str(error)}))
-                _wait_for_readers(store, key, launched.world_size - 1)
-                raise
-            found = {"run_dir": str(run_dir), "port": port, "watch": server.getsockname()[1]}
-            store.set(key, json.dumps(found))
-            watch.accept(server, timeout_s=MEETING_TIMEOUT_S)
-        else:
-            found = _answer(store, key, launched)
-            watch.connect(master_addr, found["watch"])
-        place = RankPlace(
-            rank=launched.rank,
-            local_rank=launched.local_rank,
-            world_size=launched.world_size,
-            local_world_size=launched.local_world_size,
-            master_addr=master_addr,
-            master_port=found["port"],
-            local_ip=local_ip or LOOPBACK,
-        )
-        met = Meeting(place=place, run_dir=Path(found["run_dir"]))
-        watch.start()
-        try:
-            yield met
-        finally:
-            watch.close(has_finished=met.has_finished)
-
-
-def _open_store(launched: Launched) -> Any:
-    # Its warnings are pages of C++ frames, for what is told in a sentence below.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    import torch.distributed as dist
-
-    host, port = launched.master_addr, launched.master_port
-    is_server = launched.rank == 0 and not launched.is_served
-    try:
-        return dist.TCPStore(  # type: ignore[attr-defined]
-            host,
-            port,
-            launched.world_size,
-            is_server,
-            timeout=datetime.timedelta(seconds=MEETING_TIMEOUT_S),
-            wait_for_workers=False,
-        )
-    except RuntimeError as error:
-        if is_server:
-            problem = (
-                f"cannot listen on port {port}, where the ranks meet; set MASTER_PORT to a free one"
-            )
-        else:
-            problem = f"nothing answers at {host}:{port}, where rank 0 should be; has it failed?"
-        detail = str(error).splitlines()[0]
-        raise WorkerError(f"rank {launched.rank}: {problem} ({detail})") from error
-
-
-def _answer(store: Any, key: str, launched: Launched) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(store.get(key))
-    except RuntimeError as error:
-        detail = str(error).splitlines()[0]
-        raise WorkerError(
-            f"rank {launched.rank}: rank 0 named no run directory; has it failed? ({detail})"
-        ) from error
-    if "error" in found:
-        store.add(f"{key}/read", 1)
-        raise WorkerError(f"rank 0 cannot make the run directory: {found['error']}")
-    return found
-
-
-def _wait_for_readers(store: Any, key: str, num_readers: int) -> None:
-    """Stay until all have read why this rank ends: its store ends with it."""
-    end_s = time.monotonic() + READ_GRACE_S
-    while store.add(f"{key}/read", 0) < num_readers and time.monotonic() < end_s:
-        time.sleep(0.1)
-
-
-def _local_ip(launched: Launched) -> str:
-    """Address by which the other nodes reach this one; empty = there is no other node."""
-    if launched.is_one_node:
-        return ""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         # Sends nothing: the system only chooses the address that it would send from.
         with contextlib.suppress(OSError):
-            probe.connect((launched.master_addr, launched.master_port))
+            probe.connect((master_addr, 1))
         address: str = probe.getsockname()[0]
     own = sorted(ip for ip in local_addresses() if not ip.startswith("127."))
     if address in own:
@@ -272,6 +171,6 @@ def _local_ip(launched: Launched) -> str:
     if len(own) == 1:
         return own[0]
     raise ConfigError(
-        f"which address of this node ({', '.join(own)}) reaches {launched.master_addr} is not "
+        f"which address of this node ({', '.join(own)}) reaches {master_addr} is not "
         "clear; set MASTER_ADDR to an address of rank 0's node, not to its name"
     )

@@ -20,8 +20,14 @@ PEER_LOSS = re.compile(
 """How the backends word that another process does not answer any more."""
 
 
+class PeerLostError(WorkerError):
+    """Another rank, which is named, has ended before the run has."""
+
+
 def is_peer_loss(error: BaseException) -> bool:
     """Whether an error only says that another rank is gone."""
+    if isinstance(error, PeerLostError):
+        return True
     return isinstance(error, RuntimeError) and PEER_LOSS.search(str(error)) is not None
 
 
@@ -47,7 +53,7 @@ def cause_of_end(
     """The cause among what ranks reported and with which exit codes they ended; None = all is well.
 
     A rank that ended without a word comes first (the others can only have noticed it), then the
-    first that failed by itself, then those that lost another rank.
+    first that failed by itself, then those that lost another rank, best one that names it.
 
     Args:
         errors: rank -> event, in order of arrival.
@@ -61,25 +67,31 @@ def cause_of_end(
                 f"rank {rank} ended without a result: {_how_it_ended(exitcode)}; "
                 f"its output is under {log_dir}"
             )
-    for is_loss in (False, True):
-        for rank, event in errors.items():
-            if event["is_peer_loss"] is is_loss:
-                return worker_error(rank, event, is_alone=is_alone, log_dir=log_dir)
-    return None
+    if not errors:
+        return None
+    rank, event = min(errors.items(), key=lambda item: _distance(item[1]))
+    return worker_error(rank, event, is_alone=is_alone, log_dir=log_dir)
+
+
+def _distance(event: Mapping[str, Any]) -> int:
+    """How far an error is from the cause: it is itself, names the lost rank, or only lost one."""
+    if not event["is_peer_loss"]:
+        return 0
+    return 1 if event["is_user_error"] else 2
 
 
 def worker_error(
     rank: int, event: Mapping[str, Any], *, is_alone: bool, log_dir: Path
 ) -> WorkerError:
     """A rank's failure as it is told: a user's error by its message alone."""
-    if event["is_peer_loss"]:
+    if event["is_peer_loss"] and not event["is_user_error"]:
         detail = event["message"].splitlines()[0]
         return WorkerError(
             f"rank {rank} lost the connection to another rank, which has ended or cannot be "
             f"reached; if that is on another node, the terminal there tells why ({detail}; "
             f"the output of this node's ranks is under {log_dir})"
         )
-    prefix = "" if is_alone else f"rank {rank}: "
+    prefix = "" if is_alone or event["is_peer_loss"] else f"rank {rank}: "
     if event["is_user_error"]:
         return WorkerError(f"{prefix}{event['message']}")
     return WorkerError(f"{prefix}{event['type']}: {event['message']}\n{event['traceback']}")

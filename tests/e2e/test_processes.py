@@ -1,7 +1,6 @@
 """Runs of several ranks: how they start, meet and end, whoever starts them."""
 
 import json
-import re
 import signal
 import time
 
@@ -187,7 +186,7 @@ def test_a_launched_rank_that_loses_another_says_so(tmp_path, model):
         output = finish(runs[0], 10)
         finish(runs[1])
     assert runs[0].returncode == 1
-    assert "rank 1 has ended before the run has" in output
+    assert "rank 1 has ended, or its node cannot be reached" in output
     assert "Traceback" not in output
 
 
@@ -232,7 +231,7 @@ def test_a_rank_that_dies_on_one_node_ends_the_other(tmp_path, model):
         assert time.monotonic() - start_s < 15
     assert [run.returncode for run in runs] == [1, 1]
     assert "rank 3 ended without a result: killed by SIGKILL" in outputs[1]
-    assert re.search(r"rank [01] lost the connection to another rank", outputs[0])
+    assert "rank 3 has ended, or its node cannot be reached" in outputs[0]
     assert "Traceback" not in outputs[0] + outputs[1]
 
 
