@@ -1,0 +1,1 @@
+"""Moves the KV cache of a request from a prefill to a decode instance."""

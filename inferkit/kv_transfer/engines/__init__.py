@@ -1,0 +1,1 @@
+"""Transfer engines: one interface (`inferkit.core.protocols.TransferEngine`), one file each."""
