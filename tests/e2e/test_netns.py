@@ -21,7 +21,6 @@ ADDRESSES = ("10.77.0.1", "10.77.0.2")
 SHORT = ("data.limit=3", "scheduler.max_new_tokens=6")
 LONG = ("data.limit=4", "scheduler.max_new_tokens=1500", "scheduler.fixed_steps=true")
 NODES = (
-    "parallel=dp2tp2",
     f"parallel.node_ips=[{','.join(ADDRESSES)}]",
     "parallel.devices_per_node=2",
     "parallel.master_port=29500",
@@ -55,6 +54,15 @@ def nodes():
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
+def start_long(directory, model, nodes, parallel):
+    """A run on both nodes that would take minutes; returns its commands when all ranks decode."""
+    words = command(model, *LONG, *NODES, f"parallel={parallel}", "hydra.run.dir=run")
+    runs = start_on_both(directory, nodes, words)
+    wait_until_decoding(runs[0], directory / "disk0" / "run" / "rank0.log")
+    wait_until_decoding(runs[1], directory / "disk1" / "run" / "node1" / "rank3.log")
+    return runs
+
+
 def start_on_both(directory, nodes, words):
     """The same command on both nodes; each has a working directory of its own."""
     runs = []
@@ -70,7 +78,7 @@ def test_two_nodes_generate_what_one_rank_does(tmp_path, tiny_hf_model, nodes):
     alone = start(tmp_path, command(model, *SHORT, "hydra.run.dir=alone"))
     output = finish(alone)
     assert alone.returncode == 0, output
-    words = command(model, *SHORT, *NODES, "hydra.run.dir=run")
+    words = command(model, *SHORT, *NODES, "parallel=tp4", "hydra.run.dir=run")
     runs = start_on_both(tmp_path, nodes, words)
     outputs = [finish(run) for run in runs]
     assert [run.returncode for run in runs] == [0, 0], outputs
@@ -80,10 +88,8 @@ def test_two_nodes_generate_what_one_rank_does(tmp_path, tiny_hf_model, nodes):
 
 
 def test_a_rank_that_dies_ends_both_nodes(tmp_path, tiny_hf_model, nodes):
-    model = tiny_hf_model("llama", eos_token_id=None)
-    runs = start_on_both(tmp_path, nodes, command(model, *LONG, *NODES, "hydra.run.dir=run"))
-    wait_until_decoding(runs[0], tmp_path / "disk0" / "run" / "rank0.log")
-    wait_until_decoding(runs[1], tmp_path / "disk1" / "run" / "node1" / "rank3.log")
+    """DP ranks exchange nothing while they decode: only the watch can tell."""
+    runs = start_long(tmp_path, tiny_hf_model("llama", eos_token_id=None), nodes, "dp2tp2")
     ranks_of(runs[1])[0].kill()
     start_s = time.monotonic()
     outputs = [finish(run, 15) for run in runs]
@@ -91,3 +97,15 @@ def test_a_rank_that_dies_ends_both_nodes(tmp_path, tiny_hf_model, nodes):
     assert [run.returncode for run in runs] == [1, 1]
     assert "rank 2 ended without a result: killed by SIGKILL" in outputs[1]
     assert "rank 2 has ended, or its node cannot be reached" in outputs[0]
+
+
+def test_a_node_that_vanishes_ends_the_others(tmp_path, tiny_hf_model, nodes):
+    """No packet tells of it, and the ranks wait for each other in gloo."""
+    runs = start_long(tmp_path, tiny_hf_model("llama", eos_token_id=None), nodes, "tp4")
+    ip("-n", nodes[1][-1], "link", "set", f"ik{os.getpid()}b", "down")
+    start_s = time.monotonic()
+    outputs = [finish(run, 40) for run in runs]
+    assert time.monotonic() - start_s < 40
+    assert [run.returncode for run in runs] == [1, 1]
+    for output in outputs:
+        assert "has ended, or its node cannot be reached" in output
