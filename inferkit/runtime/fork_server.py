@@ -16,7 +16,7 @@ def start_fork_server(*modules: str) -> None:
     """
     forkserver.set_forkserver_preload(list(modules))
     resource_tracker.ensure_running()  # would unblock the interrupt below
-    with _blocked(signal.SIGINT), _import_path_for_children():
+    with _blocked(signal.SIGINT), _variables_for_fork_server():
         forkserver.ensure_running()
 
 
@@ -31,14 +31,18 @@ def _blocked(*signals: signal.Signals) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _import_path_for_children() -> Iterator[None]:
-    """Processes that are started meanwhile import from where this one does.
+def _variables_for_fork_server() -> Iterator[None]:
+    """Environment of a process that is started meanwhile.
 
-    A fork server would look in the working directory first, whatever lies there. A rank gets the
-    variables of this process again before it begins.
+    It would look for modules in the working directory first, whatever lies there. Ranks get the
+    variables of this process again before they begin.
     """
-    paths = [os.path.abspath(path) for path in sys.path]
-    changed = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
+    changed = {
+        "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path),
+        "PYTHONSAFEPATH": "1",
+        # No fork survives what a device's library opens; a rank's platform loads it.
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+    }
     before = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
     try:

@@ -1,4 +1,4 @@
-"""Logging of worker processes: a spawned process inherits no handlers."""
+"""Logging of rank processes, which inherit no handlers."""
 
 import logging
 from pathlib import Path

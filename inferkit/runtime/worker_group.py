@@ -116,15 +116,22 @@ class _WorkerGroup:
         pipes = {rank: multiprocessing.Pipe(duplex=False) for rank in self.ranks}
         self._receivers = {rank: receiver for rank, (receiver, _) in pipes.items()}
         senders = {rank: sender for rank, (_, sender) in pipes.items()}
-        variables = frozenset(os.environ)
+        variables = {k: v for k, v in os.environ.items() if k != ELASTIC_SIGNALS}
+        names = frozenset(variables)
         self._processes = start_processes(
             name="worker",
             entrypoint=run_rank,
             args={
-                local_rank: (rank, self.entrypoint, self.rank_args[rank], senders, variables)
+                local_rank: (
+                    rank,
+                    self.entrypoint,
+                    self.rank_args[rank],
+                    senders,
+                    frozenset(variables),
+                )
                 for local_rank, rank in enumerate(self.ranks)
             },
-            envs={local_rank: dict(os.environ) for local_rank in range(len(self.ranks))},
+            envs={local_rank: dict(variables) for local_rank in range(len(self.ranks))},
             logs_specs=RankFiles(self.log_dir, self.ranks),
             start_method=START_METHOD,
         )
@@ -196,6 +203,7 @@ def _end_signals() -> Iterator[list[signal.Signals]]:
     """
     received: list[signal.Signals] = []
     before = {}
+    known = os.environ.get(ELASTIC_SIGNALS)
     os.environ[ELASTIC_SIGNALS] = ""
     if threading.current_thread() is threading.main_thread():
         for signum in END_SIGNALS:
@@ -208,7 +216,10 @@ def _end_signals() -> Iterator[list[signal.Signals]]:
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler or signal.SIG_DFL)
-        del os.environ[ELASTIC_SIGNALS]
+        if known is None:
+            del os.environ[ELASTIC_SIGNALS]
+        else:
+            os.environ[ELASTIC_SIGNALS] = known
 
 
 def let_threads_sleep() -> None:
