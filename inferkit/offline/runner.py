@@ -12,10 +12,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from inferkit.config.schema import InferenceConfig
 from inferkit.core.place import RankPlace
-from inferkit.offline.summary import print_summary
+from inferkit.offline.summary import PatientConsole, print_summary
 from inferkit.runtime.place import find_node
 from inferkit.runtime.rank_errors import PEER_GRACE_S, PeerLostError, error_event, worker_error
 from inferkit.runtime.worker_group import let_threads_sleep, run_workers
@@ -51,7 +52,8 @@ class OfflineRunner:
             )
         if node.node_rank:
             first = config.parallel.node_ips[0]
-            print(f"node {node.node_rank} has finished; the results are on node 0 ({first})")
+            text = f"node {node.node_rank} has finished; the results are on node 0 ({first})"
+            PatientConsole().print(Text(text), soft_wrap=True)
             return {}
         return inbox.tell(run_dir)
 

@@ -122,13 +122,7 @@ class _WorkerGroup:
             name="worker",
             entrypoint=run_rank,
             args={
-                local_rank: (
-                    rank,
-                    self.entrypoint,
-                    self.rank_args[rank],
-                    senders,
-                    frozenset(variables),
-                )
+                local_rank: (rank, self.entrypoint, self.rank_args[rank], senders, names)
                 for local_rank, rank in enumerate(self.ranks)
             },
             envs={local_rank: dict(variables) for local_rank in range(len(self.ranks))},
