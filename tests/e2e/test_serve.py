@@ -29,16 +29,21 @@ def model(tiny_hf_model):
     return tiny_hf_model("llama", eos_token_id=None)
 
 
-@pytest.fixture(scope="module")
-def offline(model):
-    """Token ids that an offline run generates."""
-    overrides = ["model=llama", f"model.path={model}", "model.dtype=float32"]
-    llm = OfflineInference(load_config([*overrides, "kv_cache.block_size=16"]))
+def offline_generator(option, model):
+    """`generate(prompts, **sampling)` returns the token ids of an offline run."""
+    overrides = [f"model={option}", f"model.path={model}", "model.dtype=float32"]
+    overrides += ["kv_cache.block_size=16", "data.input_truncated_len=96"]
+    llm = OfflineInference(load_config(overrides))
 
     def generate(prompts, **sampling):
         return [result.token_ids for result in llm.generate(prompts, SamplingParams(**sampling))]
 
     return generate
+
+
+@pytest.fixture(scope="module")
+def offline(model):
+    return offline_generator("llama", model)
 
 
 @pytest.fixture(scope="module")
@@ -233,3 +238,143 @@ def test_a_server_that_is_killed_leaves_no_rank(model, tmp_path):
         server.process.wait()
         gone, alive = psutil.wait_procs(ranks, timeout=20)
         assert gone and not alive
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize(
+    ("option", "overrides", "num_ranks"),
+    [
+        ("llama", ["parallel=tp2"], 2),
+        ("llama", ["parallel=dp2"], 2),
+        ("qwen3_moe", ["parallel=dp2tp2"], 4),
+        ("llama", ["parallel=cp2", "kv_cache.enable_prefix_cache=false"], 2),
+        ("gpt_oss", ["parallel=tp2", "scheduler.enable_chunked_prefill=false"], 2),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else str(value),
+)
+def test_several_ranks_have_the_tokens_of_an_offline_run(
+    tiny_hf_model, tmp_path, option, overrides, num_ranks
+):
+    model = tiny_hf_model(option, eos_token_id=None)
+    sampling = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "ignore_eos": True}
+    expected = offline_generator(option, model)(PROMPTS, **sampling)
+    words = ["kv_cache.block_size=16", *overrides]
+    with serve(tmp_path, model, *words, option=option) as server:
+        assert len(server.ranks()) == num_ranks
+        for work in (whole_ids, stream_ids):
+            with ThreadPoolExecutor(NUM_REQUESTS) as pool:
+                found = list(pool.map(work, [server] * NUM_REQUESTS, PROMPTS))
+            assert found == expected
+        server.wait_until_idle()
+        stats = server.stats()
+        assert all(rank["num_steps"] > 0 for rank in stats["dp_ranks"]), "every DP rank works"
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 0, server.text()
+
+
+def whole_ids(server, prompt):
+    return generate(server, prompt)["output_ids"]
+
+
+def stream_ids(server, prompt):
+    body = {"prompt": prompt, "max_tokens": MAX_TOKENS, "ignore_eos": True}
+    with (
+        httpx.Client(base_url=server.url, timeout=60) as client,
+        client.stream("POST", "/generate", json=body | {"stream": True}) as response,
+    ):
+        lines = [line for line in response.iter_lines() if line]
+    assert lines.pop() == "data: [DONE]"
+    return [token for line in lines for token in json.loads(line[6:])["output_ids"]]
+
+
+@pytest.mark.multiproc
+def test_one_rank_of_several_that_dies_is_named_and_all_end(model, tmp_path):
+    with serve(tmp_path, model, "parallel=tp2") as server:
+        ranks = server.ranks()
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(server.post, "/generate", **LONG)
+            server.until(lambda: server.stats()["dp_ranks"][0]["num_running"] == 1)
+            follower = max(ranks, key=lambda process: process.pid)
+            follower.kill()
+            start_s = time.monotonic()
+            answer = future.result()
+        assert time.monotonic() - start_s < 20
+        assert answer.status_code == 500
+        assert "killed by SIGKILL" in answer.json()["error"]["message"]
+        assert server.wait(30) == 1
+        assert not any(process.is_running() for process in ranks)
+
+
+@pytest.mark.multiproc
+def test_a_loop_that_does_not_tick_is_noticed_and_its_stack_is_kept(model, tmp_path):
+    with serve(tmp_path, model, "+runner.params.watchdog_s=3") as server:
+        (rank,) = server.ranks()
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(server.post, "/generate", **LONG)
+            server.until(lambda: server.stats()["dp_ranks"][0]["num_running"] == 1)
+            rank.send_signal(signal.SIGSTOP)
+            start_s = time.monotonic()
+            answer = future.result()
+        assert answer.status_code == 500
+        assert "the loop of DP rank 0 has not ticked for 3 s" in answer.json()["error"]["message"]
+        assert time.monotonic() - start_s < 15
+        assert server.wait(30) == 1
+        assert "has not ticked for 3 s" in server.text()
+
+
+@pytest.mark.multiproc
+def test_a_drain_has_a_limit_and_a_second_signal_ends_it(model, tmp_path):
+    with serve(tmp_path, model, "+runner.params.drain_limit_s=1") as server:
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(server.post, "/generate", **LONG)
+            server.until(lambda: server.stats()["dp_ranks"][0]["num_running"] == 1)
+            server.process.send_signal(signal.SIGTERM)
+            answer = future.result()
+        assert answer.status_code == 503
+        assert "shutting down" in answer.json()["error"]["message"]
+        assert server.wait(30) == 0
+    with serve(tmp_path / "second", model) as server:
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(server.post, "/generate", **LONG)
+            server.until(lambda: server.stats()["dp_ranks"][0]["num_running"] == 1)
+            server.process.send_signal(signal.SIGTERM)
+            server.until(lambda: server.stats()["status"] == "draining")
+            server.process.send_signal(signal.SIGTERM)
+            assert future.result().status_code == 500
+        assert server.wait(30) == 128 + signal.SIGTERM
+
+
+@pytest.mark.multiproc
+def test_a_port_that_is_taken_and_a_model_that_fails_are_told(model, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(AssertionError, match=f"disagg.http_port={port} cannot be used"),
+            serve(tmp_path, model, f"disagg.http_port={port}"),
+        ):
+            pass
+        with (
+            pytest.raises(AssertionError, match=f"disagg.zmq_port={port} cannot be used"),
+            serve(tmp_path / "zmq", model, f"disagg.zmq_port={port}"),
+        ):
+            pass
+    directory = tmp_path / "broken"
+    directory.mkdir()
+    (directory / "broken_parts.py").write_text(BROKEN)
+    words = ["scheduler._target_=broken_parts.Broken", "allowed_targets=[broken_parts]"]
+    with (
+        pytest.raises(AssertionError, match="inferkit: this scheduler never works\n"),
+        serve(directory, model, *words),
+    ):
+        pass
+
+
+BROKEN = """
+from inferkit.core.errors import ConfigError
+from inferkit.scheduler.scheduler import Scheduler
+
+class Broken(Scheduler):
+    def __init__(self, **keywords):
+        super().__init__(**keywords)
+        raise ConfigError("this scheduler never works")
+"""
