@@ -127,12 +127,14 @@ def _add_openai_routes(app: FastAPI, service: GenerationService) -> None:
 
 
 def _add_state_routes(app: FastAPI, service: GenerationService, facts: Mapping[str, Any]) -> None:
-    @app.api_route("/health", methods=["GET", "HEAD"])
+    @app.head("/health", include_in_schema=False)
+    @app.get("/health")
     async def health() -> dict[str, str]:
         """The process lives and answers."""
         return {"status": "ok"}
 
-    @app.api_route("/ready", methods=["GET", "HEAD"])
+    @app.head("/ready", include_in_schema=False)
+    @app.get("/ready")
     async def ready() -> Response:
         """Every DP rank has generated, and requests are taken."""
         is_ready = service.state == "ready"

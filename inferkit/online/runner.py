@@ -18,6 +18,7 @@ from inferkit.config.provenance import record
 from inferkit.config.schema import InferenceConfig
 from inferkit.core.errors import ConfigError, InferkitError, WorkerError
 from inferkit.core.place import LOOPBACK
+from inferkit.online.errors import GenerationFailed, ServiceError, Unavailable
 from inferkit.runtime.place import find_node
 from inferkit.runtime.worker_group import run_workers
 
@@ -119,7 +120,7 @@ class OnlineRunner:
             except (InferkitError, SystemExit, KeyboardInterrupt) as error:
                 watch.is_over = True
                 failure = watch.failure(error)
-                server.fail(_for_clients(failure))
+                server.fail(for_clients(failure))
                 if isinstance(failure, InferkitError):
                     raise failure from None
                 raise
@@ -216,11 +217,11 @@ class _Watch:
         self.end(f"ranks have not stopped within {EXIT_LIMIT_S:g} s")
 
 
-def _for_clients(error: BaseException) -> str:
-    """The cause without paths and tracebacks of this machine."""
+def for_clients(error: BaseException) -> ServiceError:
+    """What clients are told of the end: its cause without paths and tracebacks of this machine."""
     if isinstance(error, InferkitError):
-        return str(error).splitlines()[0].partition(";")[0]
-    return "the service was stopped"
+        return GenerationFailed(str(error).splitlines()[0].partition(";")[0])
+    return Unavailable("the service was stopped")
 
 
 def listening(host: str, port: int) -> socket.socket:

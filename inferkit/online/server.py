@@ -94,9 +94,9 @@ class ServerThread:
         assert self._loop is not None, "start() comes first"
         asyncio.run_coroutine_threadsafe(self._drain(limit_s, then), self._loop)
 
-    def fail(self, cause: str) -> None:
-        """The workers are gone: requests that run get the cause, new ones are refused."""
-        self._call(lambda service: service.dispatcher.fail(GenerationFailed(cause)))
+    def fail(self, error: ServiceError) -> None:
+        """The workers are gone: requests that run get this error, new ones are refused."""
+        self._call(lambda service: service.dispatcher.fail(error))
 
     def close(self) -> None:
         """Let answers that are under way out, then end the thread."""

@@ -340,7 +340,7 @@ def test_a_drain_has_a_limit_and_a_second_signal_ends_it(model, tmp_path):
             server.process.send_signal(signal.SIGTERM)
             server.until(lambda: server.stats()["status"] == "draining")
             server.process.send_signal(signal.SIGTERM)
-            assert future.result().status_code == 500
+            assert future.result().status_code == 503
         assert server.wait(30) == 128 + signal.SIGTERM
 
 

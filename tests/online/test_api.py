@@ -359,6 +359,15 @@ def test_all_sampling_fields_arrive():
     check(test)
 
 
+def test_the_interface_describes_itself():
+    async def test(served):
+        response = await served.client.get("/openapi.json")
+        assert response.status_code == 200
+        assert {"/generate", CHAT, COMPLETIONS, "/ready"} <= response.json()["paths"].keys()
+
+    check(test)
+
+
 # -- refusals ------------------------------------------------------------------------------------
 
 

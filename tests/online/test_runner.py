@@ -1,0 +1,40 @@
+"""What the parent of an instance binds, and what it tells clients of its end."""
+
+import socket
+
+import pytest
+
+from inferkit.core.errors import ConfigError, WorkerError
+from inferkit.online.errors import GenerationFailed, Unavailable
+from inferkit.online.runner import for_clients, listening, url_of
+
+
+def test_a_free_port_is_chosen_and_told():
+    with listening("127.0.0.1", 0) as listener:
+        url = url_of(listener)
+        port = int(url.removeprefix("http://127.0.0.1:"))
+        socket.create_connection(("127.0.0.1", port)).close()
+
+
+def test_a_port_in_use_and_a_foreign_address_are_named():
+    with listening("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"disagg.http_port={port} cannot be used") as caught:
+            listening("127.0.0.1", port)
+        assert "Address already in use" in str(caught.value)
+    with pytest.raises(ConfigError, match="disagg.http_host=192.0.2.1"):
+        listening("192.0.2.1", 0)
+    with pytest.raises(ConfigError, match="disagg.http_host=no.such.host.invalid"):
+        listening("no.such.host.invalid", 0)
+
+
+def test_clients_hear_the_cause_without_paths():
+    error = WorkerError(
+        "rank 0 ended without a result: killed by SIGKILL (out of memory?); its output is under "
+        "/a/b/c\nTraceback ..."
+    )
+    told = for_clients(error)
+    assert isinstance(told, GenerationFailed) and told.status == 500
+    assert str(told) == "rank 0 ended without a result: killed by SIGKILL (out of memory?)"
+    assert isinstance(for_clients(KeyboardInterrupt()), Unavailable)
+    assert isinstance(for_clients(SystemExit(143)), Unavailable)
