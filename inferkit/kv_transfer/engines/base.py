@@ -59,7 +59,14 @@ class Peer:
         self.sizes = sizes
         """[regions] bytes; 0 where peers cannot write."""
         self.is_open = True
-        """False once nothing more can be posted to it."""
+        """False once nothing more can be posted to it; `error` says why."""
+        self.error = ""
+
+    def close(self, why: str) -> None:
+        """Take no more posts. The first reason is the one that counts."""
+        if self.is_open:
+            self.error = why
+            self.is_open = False
 
 
 class BaseEngine(ABC):
@@ -157,7 +164,6 @@ class BaseEngine(ABC):
             keys = [key for key, known in self._peers.items() if known is peer]
             for key in keys:
                 del self._peers[key]
-        peer.is_open = False
         self._disconnect(peer)
 
     def write_batch(self, peer: Peer, transfer_id: int, runs: npt.ArrayLike) -> Write:
@@ -174,7 +180,7 @@ class BaseEngine(ABC):
         check_bounds(rows[:, REMOTE], peer.sizes, "the peer's")
         if not peer.is_open:
             write = Write(transfer_id)
-            write.end_part(WriteState.FAILED, "the link to the peer was closed; connect again")
+            write.end_part(WriteState.FAILED, f"{peer.error}; connect to the peer again")
             return write
         return self._post(peer, transfer_id, rows)
 
@@ -213,7 +219,8 @@ class BaseEngine(ABC):
         """Begin a link; does not wait. Raises TransferEngineError on a malformed address."""
 
     @abstractmethod
-    def _disconnect(self, peer: Peer) -> None: ...
+    def _disconnect(self, peer: Peer) -> None:
+        """Close the peer."""
 
     @abstractmethod
     def _post(self, peer: Peer, transfer_id: int, runs: Ints) -> Write:

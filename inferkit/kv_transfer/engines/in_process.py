@@ -167,6 +167,7 @@ class InProcessEngine(BaseEngine):
         return Peer(description, sizes)
 
     def _disconnect(self, peer: Peer) -> None:
+        peer.close("the peer was disconnected")
         with self.fabric.lock:
             for post in self.fabric.posts:
                 if post.peer is peer:

@@ -21,7 +21,7 @@ class IoThread:
     """
 
     def __init__(self, name: str, on_failure: Callable[[BaseException], None]) -> None:
-        self.on_tick: list[Callable[[], None]] = []
+        self.on_tick: set[Callable[[], None]] = set()
         self._on_failure = on_failure
         self._calls: deque[Callable[[], None]] = deque()
         self._selector = selectors.DefaultSelector()
@@ -85,7 +85,7 @@ class IoThread:
         now_s = time.monotonic()
         if now_s >= self._next_tick_s:
             self._next_tick_s = now_s + TICK_S
-            for function in self.on_tick:
+            for function in tuple(self.on_tick):
                 function()
 
     def _run_calls(self) -> None:

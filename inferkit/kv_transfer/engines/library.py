@@ -123,7 +123,8 @@ class LibraryEngine(BaseEngine):
         raise TransferEngineError("a peer's address is not [session, [address, ...]]")
 
     def _disconnect(self, peer: Peer) -> None:
-        """Nothing to close: the library keeps its own links. What is queued fails."""
+        """The library keeps its own links; what is queued here fails."""
+        peer.close("the peer was disconnected")
 
     def _post(self, peer: Peer, transfer_id: int, runs: Ints) -> Write:
         assert isinstance(peer, Session)
@@ -143,8 +144,7 @@ class LibraryEngine(BaseEngine):
     def _do(self, task: Task) -> None:
         peer, write, runs = task.peer, task.write, expand_runs(task.runs)
         if write.is_cancelled or not peer.is_open:
-            why = "cancelled" if write.is_cancelled else "the peer was disconnected"
-            write.end_part(WriteState.FAILED, why)
+            write.end_part(WriteState.FAILED, "cancelled" if write.is_cancelled else peer.error)
             return
         own = np.array([view.data_ptr() for view in self.regions], dtype=np.int64)
         for start in range(0, len(runs), MAX_CALL_RUNS):

@@ -6,9 +6,13 @@ import os
 import platform
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from inferkit.kv_transfer.engines.copies import Bytes
 from inferkit.kv_transfer.engines.runs import TransferEngineError
+
+Words = npt.NDArray[np.uint64]
 
 REPLACE_BYTES = 16 << 20
 """Step in which memory moves to another file: so much is there twice."""
@@ -28,8 +32,7 @@ class SharedBuffer:
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
         self.fd = _make_file(num_bytes)
-        self.memory = mmap.mmap(self.fd, num_bytes)
-        self.data = torch.frombuffer(self.memory, dtype=torch.uint8)
+        self.data = torch.from_numpy(map_bytes(self.fd)[:num_bytes])
         self.address = self.data.data_ptr()
 
     def replace_file(self) -> None:
@@ -43,8 +46,9 @@ class SharedBuffer:
                 a part of them is in either file.
         """
         old, new = self.fd, _make_file(self.num_bytes)
-        for start in range(0, self.num_bytes, REPLACE_BYTES):
-            end = min(start + REPLACE_BYTES, self.num_bytes)
+        file_bytes = os.fstat(old).st_size
+        for start in range(0, file_bytes, REPLACE_BYTES):
+            end = min(start + REPLACE_BYTES, file_bytes)
             _copy_data(old, new, start, end)
             _map_over(self.address + start, end - start, new, start)
             _punch_hole(old, start, end - start)
@@ -61,7 +65,7 @@ class SharedWords:
 
     def __init__(self, num_words: int) -> None:
         self.fd = _make_file(8 * num_words)
-        self.words = np.frombuffer(mmap.mmap(self.fd, 8 * num_words), dtype=np.uint64)
+        self.words = map_words(self.fd, writable=True)
 
     def open_read_only(self) -> int:
         """A descriptor of the same memory that cannot be mapped for writing."""
@@ -71,13 +75,22 @@ class SharedWords:
         os.close(self.fd)
 
 
-def map_words(fd: int, *, writable: bool) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
-    access = mmap.ACCESS_DEFAULT if writable else mmap.ACCESS_READ
-    return np.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size, access=access), dtype=np.uint64)
+def map_words(fd: int, *, writable: bool) -> Words:
+    return np.frombuffer(_map(fd, writable=writable), dtype=np.uint64)
 
 
-def map_bytes(fd: int) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
-    return np.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size), dtype=np.uint8)
+def map_bytes(fd: int) -> Bytes:
+    return np.frombuffer(_map(fd, writable=True), dtype=np.uint8)
+
+
+def _map(fd: int, *, writable: bool) -> mmap.mmap:
+    """The whole file. Unlike Python's own mapping it does not keep the file open."""
+    num_bytes = os.fstat(fd).st_size
+    access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+    memory = mmap.mmap(-1, num_bytes, access=access)
+    address = np.frombuffer(memory, dtype=np.uint8).__array_interface__["data"][0]
+    _map_over(address, num_bytes, fd, 0, writable=writable)
+    return memory
 
 
 def membarrier() -> None:
@@ -105,8 +118,9 @@ def _membarrier(command: int) -> None:
 
 
 def _make_file(num_bytes: int) -> int:
+    """Of whole pages: a hole takes whole pages away."""
     fd = os.memfd_create("inferkit-transfer")
-    os.ftruncate(fd, num_bytes)
+    os.ftruncate(fd, -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
     return fd
 
 
@@ -123,14 +137,14 @@ def _copy_data(source: int, target: int, start: int, end: int) -> None:
             position += os.copy_file_range(source, target, data_end - position, position, position)
 
 
-def _map_over(address: int, num_bytes: int, fd: int, offset: int) -> None:
+def _map_over(address: int, num_bytes: int, fd: int, offset: int, *, writable: bool = True) -> None:
     """Replace the pages at `address` by those of a file, at once."""
     mmap_call = _LIBC.mmap
     mmap_call.restype = ctypes.c_void_p
     mmap_call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
-    access = mmap.PROT_READ | mmap.PROT_WRITE
+    access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     if mmap_call(address, num_bytes, access, mmap.MAP_SHARED | _MAP_FIXED, fd, offset) != address:
-        raise OSError(ctypes.get_errno(), "mmap over shared memory failed")
+        raise OSError(ctypes.get_errno(), "shared memory cannot be mapped")
 
 
 def _punch_hole(fd: int, offset: int, num_bytes: int) -> None:

@@ -29,7 +29,7 @@ from inferkit.core.protocols import WriteState
 from inferkit.kv_transfer.engines.base import Peer, Write
 from inferkit.kv_transfer.engines.copies import Bytes, addresses, are_small, gather, scatter
 from inferkit.kv_transfer.engines.io_thread import IoThread
-from inferkit.kv_transfer.engines.memfd import map_bytes, map_words
+from inferkit.kv_transfer.engines.memfd import Words, map_bytes, map_words
 from inferkit.kv_transfer.engines.runs import (
     LOCAL,
     NUM_BYTES,
@@ -51,7 +51,7 @@ STAGE_BYTES = ROW_BYTES
 """Small runs pass through a buffer of this size, which stays in a cache of the core."""
 CONNECT_TIMEOUT_S = 10.0
 
-NO_WORDS = np.zeros(0, np.uint64)
+NO_WORDS: Words = np.zeros(0, np.uint64)
 
 NOT_OPEN = "the transfer is not open at the receiver: it is over, or was fenced"
 
@@ -77,7 +77,6 @@ class SharedMemoryPeer(Peer):
         self.table = NO_WORDS
         self.cells = NO_WORDS
         self.regions: list[Bytes] = []
-        self.error = ""
         self._name = name
         self._places = places
         self._lock = threading.Lock()
@@ -85,22 +84,25 @@ class SharedMemoryPeer(Peer):
         self._is_linked = False
         self._waiting: list[tuple[queue.SimpleQueue[Task | None], Task]] = []
         self._deadline_s = time.monotonic() + CONNECT_TIMEOUT_S
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._sock: socket.socket | None = None
 
     def start(self, hello: Hello) -> None:
         """On its IoThread: ask the receiver for its memory."""
-        self.io.on_tick.append(self._on_tick)
+        if not self.is_open:
+            return
+        sock = self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.io.on_tick.add(self._on_tick)
         try:
-            self._sock.setblocking(False)
-            self._sock.connect(self._name)
-            self._sock.send(HELLO.pack(*hello))
+            sock.setblocking(False)
+            sock.connect(self._name)
+            sock.send(HELLO.pack(*hello))
         except OSError as error:
             self.close(
                 f"no receiver at {self._name[1:].decode('ascii', 'replace')}: {error}; shared "
                 "memory needs both processes on one host, under one user"
             )
             return
-        self.io.watch(self._sock, selectors.EVENT_READ, self._on_ready)
+        self.io.watch(sock, selectors.EVENT_READ, self._on_ready)
 
     def post(self, tasks: "queue.SimpleQueue[Task | None]", task: Task) -> None:
         """Hand a task to the copying threads once the memory is there; from any thread."""
@@ -132,8 +134,7 @@ class SharedMemoryPeer(Peer):
         with self._lock:
             if not self.is_open:
                 return
-            self.is_open = False
-            self.error = why
+            super().close(why)
             waiting, self._waiting = self._waiting, []
             is_last = self._num_users == 0
         logger.debug("shared memory link closed: %s", why)
@@ -148,16 +149,18 @@ class SharedMemoryPeer(Peer):
         self.io.call(self._end)
 
     def _end(self) -> None:
-        if self._sock.fileno() >= 0:
-            self.io.on_tick.remove(self._on_tick)
+        if self._sock is not None:
+            self.io.on_tick.discard(self._on_tick)
             self.io.unwatch(self._sock)
             self._sock.close()
+            self._sock = None
 
     def _on_tick(self) -> None:
         if not self._is_linked and time.monotonic() > self._deadline_s:
             self.close("the receiver does not answer")
 
     def _on_ready(self, events: int) -> None:
+        assert self._sock is not None
         try:
             data, fds, _, _ = socket.recv_fds(
                 self._sock, WELCOME.size, MAX_FDS, socket.MSG_CMSG_CLOEXEC

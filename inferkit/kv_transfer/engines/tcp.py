@@ -167,8 +167,8 @@ class TcpEngine(BaseEngine):
         return peer
 
     def _make_connection(self, peer: TcpPeer, address: tuple[str, int], hello: Hello) -> Outgoing:
-        def on_close() -> None:
-            peer.is_open = False
+        def on_close(why: str) -> None:
+            peer.close(why)
             self._forget(connection)
             for other in peer.connections:
                 other.io.call(other.finish)
@@ -186,6 +186,7 @@ class TcpEngine(BaseEngine):
 
     def _disconnect(self, peer: Peer) -> None:
         assert isinstance(peer, TcpPeer)
+        peer.close("the peer was disconnected")
         for connection in peer.connections:
             connection.io.call(lambda c=connection: c.close("the peer was disconnected"))  # type: ignore[misc]
 

@@ -85,14 +85,14 @@ class Incoming:
 
     def start(self) -> None:
         self.io.watch(self.sock, self._events, self._on_ready)
-        self.io.on_tick.append(self._on_tick)
+        self.io.on_tick.add(self._on_tick)
 
     def close(self, why: str) -> None:
         if self.is_closed:
             return
         self.is_closed = True
         logger.debug("tcp connection closed: %s", why)
-        self.io.on_tick.remove(self._on_tick)
+        self.io.on_tick.discard(self._on_tick)
         self.io.unwatch(self.sock)
         self.sock.close()
         self._on_end()

@@ -1,6 +1,5 @@
 """The writer's end of a connection of the tcp engine."""
 
-import logging
 import selectors
 import socket
 import threading
@@ -26,8 +25,6 @@ from inferkit.kv_transfer.engines.tcp_frames import (
     Hello,
     Status,
 )
-
-logger = logging.getLogger(__name__)
 
 TURN_BYTES = 8 << 20
 """Sent on one connection before the others of the thread have a turn."""
@@ -80,7 +77,7 @@ class Outgoing:
         regions: list[Bytes],
         connect_timeout_s: float,
         timeout_s: float,
-        on_close: Callable[[], None],
+        on_close: Callable[[str], None],
     ) -> None:
         self.address = address
         self.io = io
@@ -102,8 +99,7 @@ class Outgoing:
         self._is_last = False
         self._events = 0
         self._deadline_s = time.monotonic() + connect_timeout_s
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self.sock = socket.socket(family, socket.SOCK_STREAM)
+        self.sock: socket.socket | None = None
 
     @property
     def load(self) -> int:
@@ -117,12 +113,16 @@ class Outgoing:
         self.io.call(self._pump)
 
     def start(self) -> None:
-        self.io.on_tick.append(self._on_tick)
+        if self.is_closed:
+            return
+        self.io.on_tick.add(self._on_tick)
+        family = socket.AF_INET6 if ":" in self.address[0] else socket.AF_INET
+        sock = self.sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            self.sock.setblocking(False)
-            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            self.sock.connect(self.address)
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.connect(self.address)
         except BlockingIOError:
             pass
         except OSError as error:
@@ -138,20 +138,21 @@ class Outgoing:
 
     def close(self, why: str) -> None:
         """Parts that have not begun fail; those that have are lost, for bytes may still land."""
+        why = f"connection to {self.address[0]}:{self.address[1]}: {why}"
         if not self.is_closed:
             self.is_closed = True
-            self.io.on_tick.remove(self._on_tick)
-            self.io.unwatch(self.sock)
-            self.sock.close()
-            logger.debug("connection to %s closed: %s", self.address, why)
-            self._on_close()
-        why = f"connection to {self.address[0]}:{self.address[1]}: {why}"
+            self.io.on_tick.discard(self._on_tick)
+            if self.sock is not None:
+                self.io.unwatch(self.sock)
+                self.sock.close()
+            self._on_close(why)
         while self._unanswered:
             self._unanswered.popleft().write.end_part(WriteState.LOST, why)
         while self._posted:
             self._posted.popleft().write.end_part(WriteState.FAILED, why)
 
     def _watch(self, events: int) -> None:
+        assert self.sock is not None
         if events != self._events:
             self._events = events
             self.io.watch(self.sock, events, self._on_ready)
@@ -171,6 +172,7 @@ class Outgoing:
             self.close(str(error))
 
     def _read(self) -> None:
+        assert self.sock is not None
         try:
             data = self.sock.recv(1 << 16)
         except BlockingIOError:
@@ -252,6 +254,7 @@ class Outgoing:
 
     def _send(self) -> tuple[int, int]:
         """Bytes that were offered, and taken by the socket."""
+        assert self.sock is not None
         buffers = self._buffers
         offered = buffers[self._buffer : self._buffer + MAX_BUFFERS]
         num_sent = left = self.sock.sendmsg(offered)
