@@ -28,6 +28,7 @@ U64: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 Room: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_ROOM)]
 TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Seed: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEED)]
+SampleIndex: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=256)]
 
 
@@ -63,7 +64,7 @@ class Generate(Message, tag="generate", frozen=True, kw_only=True):
     token_ids: list[TokenId]
     sampling: SamplingParams
     seed: Seed
-    sample_index: U64 = 0
+    sample_index: SampleIndex = 0
 
 
 class Abort(Message, tag="abort", frozen=True, kw_only=True):

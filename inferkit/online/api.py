@@ -111,7 +111,7 @@ def _add_openai_routes(app: FastAPI, service: GenerationService) -> None:
         with _Fields():
             body.check()
             n = body.num_samples(num_prompts=1)
-            if body.max_tokens is None:
+            if body.max_completion_tokens is not None:
                 body.max_tokens = body.max_completion_tokens
             call = Call(
                 prompts=[body.prompt()],

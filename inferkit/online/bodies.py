@@ -10,7 +10,8 @@ from inferkit.core.sampling_params import SamplingParams
 from inferkit.offline.prompts import Prompt, prompt_fault
 
 MAX_SAMPLES = 128
-MAX_PROMPTS = 1024
+MAX_GENERATIONS = 1024
+"""Of one request: prompts times samples."""
 SAMPLING_FIELDS = (
     "max_tokens",
     "min_tokens",
@@ -97,8 +98,11 @@ class SamplingBody(BaseModel):
             raise RequestError(f"n={n} is out of range; allowed is 1 to {MAX_SAMPLES}")
         if self.best_of not in (None, n):
             raise RequestError(f"best_of={self.best_of} is not supported; leave it out or use n")
-        if num_prompts > MAX_PROMPTS:
-            raise RequestError(f"prompt: {num_prompts} prompts; allowed are {MAX_PROMPTS} at once")
+        if num_prompts * n > MAX_GENERATIONS:
+            raise RequestError(
+                f"prompt: {num_prompts} prompts with n={n}; allowed are {MAX_GENERATIONS} "
+                "generations at once"
+            )
         return n
 
     def room(self, *, num_generations: int) -> int | None:

@@ -33,6 +33,8 @@ class RequestTable:
             return None
         if not message.token_ids:
             raise RequestError("prompt: it holds no token")
+        if message.sampling.max_tokens is None:
+            raise RequestError("max_tokens: it is missing; who tokenises also says how many")
         check_token_ids("prompt", message.token_ids, self.vocab_size)
         check_sampling(message.sampling, self.vocab_size)
         self._last_id += 1

@@ -78,7 +78,6 @@ class OnlineRunner:
                 watchdog_s=self.watchdog_s,
                 facts={
                     "instance_id": instance.instance_id,
-                    "epoch": str(instance.epoch),
                     "role": config.role,
                     "model": config.model.name,
                     "max_model_len": model.served.max_model_len,

@@ -119,6 +119,7 @@ def test_messages_from_a_worker_arrive_as_they_were(message) -> None:
         (altered(generate(), room=2**63), "malformed"),
         (altered(generate(), attempt=-1), "malformed"),
         (altered(generate(), seed=-1), "malformed"),
+        (altered(generate(), sample_index=2**31), "malformed"),
         (altered(generate(), sampling={"temperature": -1.0}), "malformed"),
         (altered(generate(), protocol_version=2), "protocol_version"),
         (altered(generate(), protocol_version=2, news="x"), "protocol_version"),

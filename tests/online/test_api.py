@@ -385,6 +385,7 @@ def test_the_interface_describes_itself():
         (COMPLETIONS, {"prompt": "a", "logprobs": 21}, "logprobs", "is out of range"),
         (COMPLETIONS, {"prompt": "a", "n": 0}, "n", "allowed is 1 to 128"),
         (COMPLETIONS, {"prompt": "a", "n": 129}, "n", "allowed is 1 to 128"),
+        (COMPLETIONS, {"prompt": ["a"] * 9, "n": 114}, "prompt", "allowed are 1024 generations"),
         (COMPLETIONS, {"prompt": "a", "n": 2, "best_of": 3}, "best_of", "is not supported"),
         (COMPLETIONS, {"prompt": "a", "stop": ""}, "stop", "must hold non-empty strings"),
         (COMPLETIONS, {"prompt": "a", "stop": [1]}, "stop", "valid string"),

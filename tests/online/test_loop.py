@@ -71,12 +71,13 @@ def altered(message, **changes):
     [
         (encode(generate(9, token_ids=[1, 60_000])), r"prompt: token ids \[60000\]"),
         (encode(generate(9, token_ids=[])), "it holds no token"),
+        (encode(generate(9, sampling=SamplingParams())), "max_tokens: it is missing"),
         (
-            encode(generate(9, sampling=SamplingParams(repetition_penalty=1e-30))),
+            encode(generate(9, sampling=SamplingParams(max_tokens=1, repetition_penalty=1e-30))),
             "repetition_penalty=1e-30",
         ),
         (
-            encode(generate(9, sampling=SamplingParams(stop_token_ids=tuple(range(65))))),
+            encode(generate(9, sampling=SamplingParams(max_tokens=1, stop_token_ids=(5,) * 65))),
             "65 entries",
         ),
         (altered(generate(9), sampling={"temperature": -1.0}), "temperature=-1.0 is out of range"),

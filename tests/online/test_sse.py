@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import random
 import re
 from collections.abc import AsyncIterator
 
@@ -146,6 +147,32 @@ def test_a_client_that_leaves_before_the_first_token_frees_its_request():
             await served.until(lambda: bool(served.workers[0].running))
             writer.close()
             await served.until(lambda: served.dispatcher.num_running == 0)
+
+    run(check())
+
+
+def test_many_clients_that_leave_at_random_leave_nothing_behind():
+    async def one(port, rng):
+        kind = rng.choice(["whole", "streamed", "n"])
+        body = {"prompt": "ab", "max_tokens": rng.randint(1, 150), "stream": kind != "whole"}
+        reader, writer = await request(port, n=2 if kind == "n" else 1, **body)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(rng.random() * 0.2):
+                while await reader.read(1000):
+                    pass
+        writer.close()
+
+    async def check():
+        async with listening_service(tick_s=0.001, dp_size=2) as (served, port):
+            rng = random.Random(5)
+            await asyncio.gather(*(one(port, rng) for _ in range(100)))
+            await served.until(lambda: not any(worker.running for worker in served.workers))
+            service, dispatcher = served.service, served.dispatcher
+            await served.until(lambda: not service._generations)
+            assert not service._rooms and not service.processor._streams
+            assert not service.processor._prompts
+            assert dispatcher.num_running == 0
+            assert [entry["outstanding_tokens"] for entry in dispatcher.rank_stats()] == [0, 0]
 
     run(check())
 
