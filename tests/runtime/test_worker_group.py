@@ -71,6 +71,28 @@ def test_a_file_in_the_working_directory_is_not_imported_instead(tmp_path):
     assert "hello a" in result.stdout and not result.stderr
 
 
+def test_ranks_end_with_a_killed_parent(tmp_path):
+    code = (
+        "from pathlib import Path\n"
+        "from inferkit.runtime.worker_group import run_workers\n"
+        "args = {rank: () for rank in range(4)}\n"
+        "run_workers('tests.worker_entrypoints:wait_for_ever', args, log_dir=Path('logs'),\n"
+        "            on_event=lambda event: print(event['pid'], flush=True))\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        ranks = [psutil.Process(int(parent.stdout.readline())) for _ in range(4)]
+        everybody = psutil.Process(parent.pid).children(recursive=True)
+        parent.kill()
+    _, alive = psutil.wait_procs([*ranks, *everybody], timeout=10)
+    assert not alive
+
+
 def test_messages_of_several_ranks_do_not_mix(tmp_path):
     events = []
     size = 300_000
