@@ -1,0 +1,231 @@
+"""Random deployments, and what happens to them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from random import Random
+
+from tests.kv_transfer.sim_engine import Faults
+from tests.kv_transfer.sim_nodes import Ghost
+from tests.kv_transfer.sim_router import ClientRequest
+from tests.kv_transfer.world import DEADLINE_S, Plan
+
+TP_PAIRS = [(1, 1), (1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (1, 4)]
+
+
+def random_plan(rng: Random) -> Plan:
+    """Every fault in any mixture; one in seven has none, so all its requests must succeed."""
+    plan = _deployment(rng)
+    plan.is_calm = rng.random() < 0.15
+    if plan.is_calm:
+        plan.num_routers = 1
+        for request in plan.requests:
+            request.tries_left = 0
+        return plan
+    names = [f"p{i}" for i in range(plan.num_prefills)], [f"d{i}" for i in range(plan.num_decodes)]
+    plan.stalls = rng.choice([0.0, 0.0, 0.05])
+    plan.loses = rng.choice([0.0, 0.0, 0.1, 0.4])
+    plan.doubles = rng.choice([0.0, 0.2])
+    plan.late = rng.choice([0.0, 0.05, 0.3])
+    plan.writes = Faults(
+        delay_s=rng.choice([0.02, 0.3]),
+        late=rng.choice([0.0, 0.1, 0.5]),
+        fails=rng.choice([0.0, 0.0, 0.1]),
+        is_lost=rng.choice([0.0, 0.0, 0.1]),
+        has_peer_fence=rng.random() < 0.3,
+        fence_s=rng.choice([0.0, 0.2, 5.0]),
+    )
+    for _ in range(rng.choice([0, 0, 1, 1, 2, 3])):
+        name = rng.choice(names[rng.random() < 0.4])
+        rank = rng.choice([None, 0, 1])
+        plan.crashes.append((1 + rng.random() * 12, name, rng.uniform(0.05, 6.0), rank))
+    for _ in range(rng.choice([0, 0, 0, 1, 2])):
+        plan.hiccups.append((1 + rng.random() * 12, rng.choice(names[0]), rng.choice(names[1])))
+    for idx in range(len(plan.requests)):
+        if rng.random() < 0.3:
+            plan.client_leaves.append((1 + rng.random() * rng.choice([0.5, 15.0]), idx))
+    if rng.random() < 0.1:
+        plan.router_lost_at = 1 + rng.random() * 12
+    return plan
+
+
+def _deployment(rng: Random) -> Plan:
+    prefill_tp, decode_tp = rng.choice(TP_PAIRS)
+    plan = Plan(
+        num_prefills=rng.choice([1, 1, 2]),
+        num_decodes=rng.choice([1, 1, 2]),
+        prefill_tp=prefill_tp,
+        decode_tp=decode_tp,
+        num_kv_heads=rng.choice([1, 2, 3, 4]),
+        num_blocks=rng.choice([2, 3, 5]),
+        num_slots=rng.choice([1, 2, 3]),
+        num_routers=rng.choice([1, 1, 1, 2]),
+        jitter_s=rng.choice([0.0, 0.01, 0.2]),
+        retracts=rng.choice([0.0, 0.3]),
+    )
+    for idx in range(rng.randrange(1, 6)):
+        ghost = Ghost(
+            request=idx,
+            attempt=0,
+            kv_len=rng.randrange(1, 9),
+            num_chunks=rng.choice([1, 1, 2, 3]),
+            finishes=rng.random() < 0.12,
+            is_refused=rng.random() < 0.06,
+            never_fits=rng.random() < 0.06,
+            num_steps=rng.choice([1, 4, 20]),
+        )
+        room = rng.randrange(1, 4) if rng.random() < 0.15 else 100 + idx
+        tries = rng.choice([0, 1, 2])
+        plan.requests.append(ClientRequest(idx, room, DEADLINE_S, ghost, tries_left=tries))
+    return plan
+
+
+# -- schedules that dwell on one kind of trouble ---------------------------------------------------
+
+
+def early_engine(rng: Random) -> Plan:
+    """Handles end before the bytes are placed, but the cells of a link land in order. With one
+    link and without aborts such an engine is safe: the slot comes last."""
+    plan = _deployment(rng)
+    plan.num_routers, plan.num_slots = 1, 1
+    plan.prefill_tp = plan.decode_tp = 1
+    plan.writes = Faults(is_early=True, delay_s=0.5)
+    for idx, request in enumerate(plan.requests):
+        request.room, request.tries_left = 100 + idx, 0
+        request.ghost = replace(request.ghost, is_refused=False, finishes=False, never_fits=False)
+    return plan
+
+
+def lost_once(rng: Random) -> Plan:
+    """Every message is lost the first time. Nothing else goes wrong, so every request succeeds
+    without a retry."""
+    plan = _deployment(rng)
+    plan.is_calm, plan.loses_first, plan.num_routers = True, True, 1
+    plan.num_blocks, plan.num_slots = 8, 5
+    for request in plan.requests:
+        request.tries_left = 0
+    return plan
+
+
+def two_routers(rng: Random) -> Plan:
+    """Clients that use the same rooms at the same time through two routers."""
+    plan = random_plan(rng)
+    plan.is_calm, plan.num_routers = False, 2
+    for request in plan.requests:
+        request.room = 1 + request.idx % 2
+    return plan
+
+
+def room_again(rng: Random) -> Plan:
+    """One room, one request after another; each client leaves while messages are under way."""
+    plan = _deployment(rng)
+    plan.num_prefills = plan.num_decodes = plan.num_routers = 1
+    plan.late, plan.late_s, plan.loses = 0.5, 3.0, 0.2
+    plan.writes = Faults(delay_s=0.3, late=0.3, late_s=5.0)
+    at_s = 1.0
+    for request in plan.requests:
+        request.room, request.starts_at, request.tries_left = 1, at_s, 0
+        at_s += rng.choice([0.05, 0.3, 1.5])
+        if rng.random() < 0.8:
+            plan.client_leaves.append((at_s, request.idx))
+        at_s += 0.01
+    return plan
+
+
+def late_messages(rng: Random) -> Plan:
+    """One pair, where half of all messages and HTTP calls are late and many come twice, and decode
+    thinks again and again that prefill is gone."""
+    plan = _deployment(rng)
+    plan.num_prefills = plan.num_decodes = plan.num_routers = 1
+    plan.late, plan.late_s = 0.5, rng.choice([1.0, 6.0])
+    plan.doubles, plan.loses = 0.5, 0.1
+    plan.jitter_s = rng.choice([0.0, 0.2])
+    for request in plan.requests:
+        request.tries_left = 3
+    for _ in range(4):
+        plan.hiccups.append((1 + rng.random() * 8, "p0", "d0"))
+    return plan
+
+
+def overtaken_handshakes(rng: Random) -> Plan:
+    """Handshakes, Generates and cancels are seconds late, everything else is prompt: decode gives
+    up and aborts before prefill has heard of the transfer."""
+    plan = _deployment(rng)
+    plan.num_prefills = plan.num_decodes = plan.num_routers = 1
+    plan.late_handshakes, plan.http_late, plan.late_s, plan.doubles = 0.95, 0.5, 12.0, 0.3
+    plan.num_blocks, plan.num_slots = 8, 4
+    plan.writes = Faults(delay_s=0.3)
+    for request in plan.requests:
+        request.starts_at = 1.0 + rng.random()
+        request.ghost = replace(request.ghost, is_refused=False, never_fits=False)
+        if rng.random() < 0.3:
+            plan.client_leaves.append((1.5 + rng.random() * 4, request.idx))
+    return plan
+
+
+def slow_ticks(rng: Random) -> Plan:
+    """Ranks vote and act up to a second apart, so messages come between the two; prompts are sent
+    in chunks, and decode aborts in the middle."""
+    plan = _deployment(rng)
+    plan.num_prefills = plan.num_decodes = plan.num_routers = 1
+    plan.jitter_s = 1.0
+    plan.writes = Faults(delay_s=0.05)
+    for request in plan.requests:
+        request.tries_left = 1
+        request.ghost = replace(request.ghost, kv_len=8, num_chunks=4, is_refused=False)
+    for _ in range(6):
+        plan.hiccups.append((2 + rng.random() * 15, "p0", "d0"))
+    return plan
+
+
+def failing_links(rng: Random) -> Plan:
+    """Several links per transfer, some of which fail, with retries on the same pair."""
+    plan = _deployment(rng)
+    plan.num_prefills = plan.num_decodes = plan.num_routers = 1
+    plan.prefill_tp, plan.decode_tp = rng.choice([(2, 1), (4, 1), (4, 2), (2, 2), (1, 2)])
+    plan.num_kv_heads = 4
+    plan.writes = Faults(delay_s=0.3, late=0.3, late_s=3.0, fails=0.15)
+    plan.late, plan.late_s = 0.3, 3.0
+    plan.jitter_s = rng.choice([0.0, 0.2])
+    for request in plan.requests:
+        request.tries_left = 3
+    return plan
+
+
+def restarts(rng: Random) -> Plan:
+    """Prefill and decode restart at the same address while bytes are on their way."""
+    plan = _deployment(rng)
+    plan.num_prefills = plan.num_decodes = plan.num_routers = 1
+    plan.writes = Faults(delay_s=0.3, late=0.5, late_s=10.0)
+    plan.late, plan.late_s = 0.3, 3.0
+    for request in plan.requests:
+        request.tries_left = 2
+    for _ in range(rng.randrange(1, 5)):
+        name = rng.choice(["p0", "p0", "d0"])
+        plan.crashes.append((1 + rng.random() * 8, name, rng.uniform(0.0, 0.5), None))
+    return plan
+
+
+def peer_fences(rng: Random) -> Plan:
+    """A fence cuts off a whole prefill instance, and with it other transfers."""
+    plan = random_plan(rng)
+    plan.is_calm = False
+    plan.num_blocks, plan.num_slots = 8, 4
+    plan.writes = Faults(
+        delay_s=0.3, late=0.5, late_s=10.0, fails=0.1, is_lost=0.2, has_peer_fence=True, fence_s=1.0
+    )
+    return plan
+
+
+SCHEDULES: Mapping[str, Callable[[Random], Plan]] = {
+    "any fault": random_plan,
+    "lost once": lost_once,
+    "early engine": early_engine,
+    "two routers": two_routers,
+    "room used again": room_again,
+    "late messages": late_messages,
+    "overtaken handshakes": overtaken_handshakes,
+    "slow ticks": slow_ticks,
+    "failing links": failing_links,
+    "restarts": restarts,
+    "peer fences": peer_fences,
+}

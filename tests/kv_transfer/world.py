@@ -1,0 +1,425 @@
+"""A random deployment under a virtual clock, with every fault, and the properties it must have.
+
+`run_schedule(seed)` is one schedule: requests under faults; then silence, in which timers and
+local steps alone must release everything; then one more request per pair, which must succeed.
+"""
+
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from inferkit.core.transfer_messages import Handshake, TransferMessage, encode_transfer
+from inferkit.kv_transfer.decode_record import DecodePhase
+from inferkit.kv_transfer.decode_records import DecodeRecords
+from inferkit.kv_transfer.identity import Peer
+from inferkit.kv_transfer.metadata_slot import MetadataSlots
+from inferkit.kv_transfer.prefill_record import PrefillPhase
+from inferkit.kv_transfer.prefill_records import PrefillRecords
+from inferkit.kv_transfer.rank_mapping import TargetRankMapping
+from inferkit.kv_transfer.timers import TransferTimers
+from tests.kv_transfer.loop import Loop
+from tests.kv_transfer.sim_engine import Faults, SimEngine
+from tests.kv_transfer.sim_nodes import (
+    DecodeNode,
+    Ghost,
+    Instance,
+    PrefillNode,
+    Violation,
+    receive,
+)
+from tests.kv_transfer.sim_router import ClientRequest, Router
+
+TIMERS = TransferTimers(
+    lease_s=3.0,
+    transfer_timeout_s=30.0,
+    handshake_timeout_s=30.0,
+    fence_timeout_s=0.5,
+    stash_s=6.0,
+    abort_interval_s=0.2,
+)
+"""A tenth of the defaults: nothing depends on the numbers, and schedules become shorter."""
+BUSY_S = 25.0
+DEADLINE_S = 40.0
+SILENCE_S = 120.0
+"""Longer than every timer together, and than the latest write."""
+
+
+@dataclass(kw_only=True)
+class Plan:
+    """What may happen in one schedule."""
+
+    num_prefills: int = 1
+    num_decodes: int = 1
+    prefill_tp: int = 1
+    decode_tp: int = 1
+    num_kv_heads: int = 4
+    num_blocks: int = 3
+    num_slots: int = 2
+    requests: list[ClientRequest] = field(default_factory=list)
+    num_routers: int = 1
+    jitter_s: float = 0.01
+    stalls: float = 0.0
+    """Share of ticks that come seconds late."""
+    loses: float = 0.0
+    loses_first: bool = False
+    """Of every kind of message, the first to a rank about a room is lost."""
+    doubles: float = 0.0
+    late: float = 0.0
+    """Share of messages that take up to `late_s`."""
+    late_s: float = 20.0
+    late_handshakes: float | None = None
+    """The same of Handshakes (None = `late`)."""
+    http_late: float | None = None
+    """The same of Generates and cancels (None = `late`)."""
+    writes: Faults = field(default_factory=Faults)
+    crashes: list[tuple[float, str, float, int | None]] = field(default_factory=list)
+    """(time, instance, seconds until it is back, rank that dies first)."""
+    hiccups: list[tuple[float, str, str]] = field(default_factory=list)
+    """(time, prefill, decode): decode thinks for a while that prefill is gone."""
+    client_leaves: list[tuple[float, int]] = field(default_factory=list)
+    router_lost_at: float | None = None
+    retracts: float = 0.0
+    is_calm: bool = False
+    """No fault at all: every request ends as expected."""
+    # Rules that live outside the record tables, for mutations.
+    has_unique_attempts: bool = True
+    cancels_legs: bool = True
+    has_min: bool = True
+
+
+class World:
+    def __init__(
+        self,
+        plan: Plan,
+        seed: int,
+        *,
+        prefill_class: type[PrefillRecords] = PrefillRecords,
+        decode_class: type[DecodeRecords] = DecodeRecords,
+        slots_class: type[MetadataSlots] = MetadataSlots,
+    ) -> None:
+        self.plan = plan
+        self.prefill_class = prefill_class
+        self.decode_class = decode_class
+        self.slots_class = slots_class
+        self.rng = Random(seed)
+        self.loop = Loop()
+        self.timers = TIMERS
+        self.engine = SimEngine(loop=self.loop, rng=self.rng, faults=plan.writes)
+        self.is_silent = False
+        self.has_faults = True
+        self.mapping = TargetRankMapping(
+            prefill_tp_size=plan.prefill_tp,
+            decode_tp_size=plan.decode_tp,
+            num_kv_heads=frozenset({plan.num_kv_heads}),
+        )
+        moving = self.mapping.runs[plan.num_kv_heads]
+        self._senders = {
+            decode: [p for p, d in moving if d == decode] for decode in range(plan.decode_tp)
+        }
+        self._sent: set[tuple[object, ...]] = set()
+        self._known: dict[str, int] = {}
+        """Instance -> epoch that routers know."""
+        self.prefills = [
+            Instance(self, f"p{i}", PrefillNode, plan.prefill_tp, num_blocks=plan.num_blocks)
+            for i in range(plan.num_prefills)
+        ]
+        self.decodes = [
+            Instance(
+                self,
+                f"d{i}",
+                DecodeNode,
+                plan.decode_tp,
+                num_blocks=plan.num_blocks,
+                num_slots=plan.num_slots,
+            )
+            for i in range(plan.num_decodes)
+        ]
+        self.instances = {inst.name: inst for inst in [*self.prefills, *self.decodes]}
+        self.routers = [Router(self, nonce) for nonce in range(1, plan.num_routers + 1)]
+        for instance in self.instances.values():
+            self._start(instance)
+
+    # -- what nodes ask of the world -----------------------------------------------------------
+
+    def senders(self, decode_rank: int) -> list[int]:
+        """Prefill ranks whose KV a decode rank holds."""
+        return self._senders[decode_rank]
+
+    def moves_kv(self, prefill_rank: int, decode_rank: int) -> bool:
+        return prefill_rank in self._senders[decode_rank]
+
+    def known_peer(self, instance: Instance) -> Peer:
+        return Peer(instance.name, self._known[instance.name])
+
+    def timer_interval(self) -> float:
+        if self.is_silent:
+            return self.rng.uniform(1.0, 5.0)
+        return self.rng.uniform(0.05, 0.3) if self.has_faults else self.rng.uniform(0.2, 1.0)
+
+    def tick_interval(self, instance: Instance) -> float:
+        if self.is_silent:
+            return self.rng.uniform(1.0, 5.0)
+        if not self.has_faults:
+            return self.rng.uniform(0.2, 0.8)
+        if self.rng.random() < self.plan.stalls:
+            return self.rng.uniform(1.0, 8.0)
+        is_idle = not instance.inbox and not any(node.records.records for node in instance.nodes)
+        return self.rng.uniform(0.1, 0.5) if is_idle else self.rng.uniform(0.01, 0.1)
+
+    def http_delay(self) -> float:
+        late = self.plan.late if self.plan.http_late is None else self.plan.http_late
+        if self.has_faults and self.rng.random() < late:
+            return self.rng.uniform(0.0, self.plan.late_s)
+        return self.rng.uniform(0.0, 0.05)
+
+    def all_reduce_min(self, votes: list[list[int]]) -> list[int]:
+        if not self.plan.has_min:
+            return votes[0]
+        return [min(entries) for entries in zip(*votes, strict=True)]
+
+    def deliver(self, name: str, rank: int, message: TransferMessage) -> None:
+        """A control message to whoever lives at an address when it arrives."""
+        plan, rng = self.plan, self.rng
+        if self.is_silent or (self.has_faults and rng.random() < plan.loses):
+            return
+        frame = encode_transfer(message)
+        late = plan.late
+        if isinstance(message, Handshake) and plan.late_handshakes is not None:
+            late = plan.late_handshakes
+        if self.has_faults and plan.loses_first and self._is_first(name, rank, message):
+            return
+        copies = 2 if self.has_faults and rng.random() < plan.doubles else 1
+        for _ in range(copies):
+            is_late = self.has_faults and rng.random() < late
+            delay_s = rng.random() * (plan.late_s if is_late else 0.02)
+            self.loop.after(delay_s, lambda: self._arrive(name, rank, frame))
+
+    def _is_first(self, name: str, rank: int, message: TransferMessage) -> bool:
+        kind = (name, rank, type(message), message.room, getattr(message, "state", None))
+        is_first = kind not in self._sent
+        self._sent.add(kind)
+        return is_first
+
+    def _arrive(self, name: str, rank: int, frame: bytes) -> None:
+        nodes = self.instances[name].nodes
+        if not self.is_silent and rank < len(nodes) and nodes[rank].is_up:
+            receive(nodes[rank], frame)
+
+    # -- lives of instances --------------------------------------------------------------------
+
+    def _start(self, instance: Instance) -> None:
+        instance.start()
+        epoch = instance.epoch
+        first = instance.name not in self._known
+        self._know(instance, epoch, 0.0 if first else self.rng.uniform(0.0, 0.5))
+        if instance in self.decodes:
+            for prefill in self.prefills:
+                if prefill.is_up:
+                    self._register(prefill, prefill.epoch, [instance])
+        else:
+            self._register(instance, epoch, self.decodes)
+
+    def _know(self, instance: Instance, epoch: int, delay_s: float) -> None:
+        def know() -> None:
+            self._known[instance.name] = epoch
+
+        if delay_s:
+            self.loop.after(delay_s, know)
+        else:
+            know()
+
+    def _register(self, prefill: Instance, epoch: int, decodes: list[Instance]) -> None:
+        """Decode ranks learn of a life of prefill, each in its own time, again and again."""
+        for decode in decodes:
+            for node in decode.nodes:
+
+                def learn(node: DecodeNode = node) -> None:  # type: ignore[assignment]
+                    if node.is_up and prefill.epoch == epoch and prefill.is_up:
+                        node.learn(prefill.name, epoch)
+
+                self.loop.after(self.rng.uniform(0.0, 0.5), learn)
+
+    def _crash(self, instance: Instance, back_s: float, rank: int | None) -> None:
+        if not instance.is_up:
+            return
+        epoch = instance.epoch
+        if rank is not None:
+            instance.crash(rank % instance.num_ranks)
+        self.loop.after(
+            self.rng.uniform(0.1, 2.0) if rank is not None else 0.0,
+            lambda: self._crash_fully(instance, epoch, back_s),
+        )
+
+    def _crash_fully(self, instance: Instance, epoch: int, back_s: float) -> None:
+        if instance.epoch != epoch:
+            return
+        instance.crash()
+        if instance in self.prefills:
+            for decode in self.decodes:
+                for node in decode.nodes:
+                    self.loop.after(1.5, lambda node=node: self._miss(node, instance, epoch))
+        self.loop.after(back_s, lambda: self._start(instance))
+
+    def _miss(self, node: DecodeNode, instance: Instance, epoch: int) -> None:
+        """The heartbeat: three probes of a prefill instance failed."""
+        if node.is_up and (instance.epoch != epoch or not instance.is_up):
+            node.lose(Peer(instance.name, epoch))
+
+    def _hiccup(self, prefill: Instance, decode: Instance) -> None:
+        peer = prefill.peer
+        for node in decode.nodes:
+            if node.is_up and isinstance(node, DecodeNode):
+                node.lose(peer)
+                delay_s = self.rng.uniform(0.0, 3.0)
+                self.loop.after(delay_s, lambda node=node: node.is_up and node.find(peer))
+
+    # -- the schedule --------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Raises Violation (or an assertion of the code under test) where a property fails."""
+        plan = self.plan
+        for request in plan.requests:
+            router = self.rng.choice(self.routers)
+            at_s = 1.0 + self.rng.random() * (0.2 if self.rng.random() < 0.5 else 10.0)
+            if request.starts_at is not None:
+                at_s = request.starts_at
+            self.loop.after(at_s, lambda r=router, q=request: r.start(q))
+        for at_s, name, back_s, rank in plan.crashes:
+            instance = self.instances[name]
+            self.loop.after(at_s, lambda i=instance, b=back_s, r=rank: self._crash(i, b, r))
+        for at_s, prefill, decode in plan.hiccups:
+            pair = (self.instances[prefill], self.instances[decode])
+            self.loop.after(at_s, lambda pair=pair: self._hiccup(*pair))
+        for at_s, idx in plan.client_leaves:
+            request = plan.requests[idx]
+            self.loop.after(at_s, lambda q=request: self._leave(q))
+        if plan.router_lost_at is not None:
+            self.loop.after(plan.router_lost_at, self.routers[0].lose)
+        self.loop.run(BUSY_S, self.check)
+        if plan.is_calm:
+            self._check_outcomes()
+        self._fall_silent()
+        self._recover()
+
+    @staticmethod
+    def _leave(request: ClientRequest) -> None:
+        if request.router is None:
+            request.outcome = request.outcome or "stopped"
+        else:
+            request.router.stop(request)
+
+    def _check_outcomes(self) -> None:
+        for request in self.plan.requests:
+            wanted = {"ok"}
+            if request.ghost.is_refused or request.ghost.never_fits:
+                wanted = {"400"}
+            if sum(other.room == request.room for other in self.plan.requests) > 1:
+                wanted.add("409")
+            if request.outcome not in wanted:
+                raise Violation(
+                    f"without a fault request {request.idx} ends {request.outcome or 'never'}, "
+                    f"expected {wanted}: {request.history}"
+                )
+
+    def _fall_silent(self) -> None:
+        self.is_silent = True
+        self.has_faults = False
+        self.loop.run(self.loop.now_s + SILENCE_S, self.check)
+        for instance in self.instances.values():
+            for node in instance.nodes:
+                if instance.is_up:
+                    self._check_quiet(node)
+
+    def _check_quiet(self, node: PrefillNode | DecodeNode) -> None:  # type: ignore[override]
+        records = node.records
+        where = f"{node.me.instance_id}/{node.rank}"
+        if records.records:
+            phases = {key: record.phase for key, record in records.records.items()}
+            raise Violation(f"{where} still holds {phases} after a long silence")
+        if node.pool.held:
+            raise Violation(f"{where} still holds blocks of {list(node.pool.held)}")
+        if isinstance(node, DecodeNode):
+            if node.slots.num_free != node.instance.num_slots or node.host:
+                raise Violation(f"{where} still holds slots or host areas")
+        elif records.books.num_stashed or records.links.writes or records._ended:
+            raise Violation(f"{where} still holds stray Handshakes or writes")
+
+    def _recover(self) -> None:
+        """Afterwards every pair serves a request again."""
+        self.is_silent = False
+        self.plan.writes = self.engine.faults = replace(
+            self.plan.writes, late=0.0, fails=0.0, is_lost=0.0
+        )
+        for instance in self.instances.values():
+            if not instance.is_up:
+                self._start(instance)
+        for prefill in self.prefills:
+            self._register(prefill, prefill.epoch, self.decodes)
+        for decode in self.decodes:
+            for node in decode.nodes:
+                node.unreachable.clear()
+        self.loop.run(self.loop.now_s + 2.0, self.check)
+        router = Router(self, nonce=99)
+        pairs = [(prefill, decode) for prefill in self.prefills for decode in self.decodes]
+        prefills, decodes = self.prefills, self.decodes
+        for idx, (prefill, decode) in enumerate(pairs):
+            self.prefills, self.decodes = [prefill], [decode]
+            ghost = Ghost(request=1000 + idx, attempt=0, kv_len=3)
+            request = ClientRequest(ghost.request, 10_000 + idx, 20.0, ghost, tries_left=0)
+            router.start(request)
+            self.loop.run(self.loop.now_s + 21.0, self.check)
+            if request.outcome != "ok":
+                raise Violation(f"a later request ends {request.outcome}: {request.history}")
+        self.prefills, self.decodes = prefills, decodes
+
+    # -- properties ----------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """After every event."""
+        engine = self.engine
+        for cell in engine.cells:
+            node = engine.may_land(cell)
+            if node is not None:
+                self._check_target(cell, node)
+        for write in engine.running:
+            self._check_source(write)
+        if self.loop.num_events % 16 == 0:
+            for instance in self.instances.values():
+                for node in instance.nodes:
+                    node.pool.check()
+                    self._check_rooms(node)
+
+    @staticmethod
+    def _check_rooms(node) -> None:  # type: ignore[no-untyped-def]
+        """Two routers cannot have a request each active in one room."""
+        owner: dict[int, int] = {}
+        for key, record in node.records.records.items():
+            is_active = record.phase not in (DecodePhase.DRAINING, PrefillPhase.ABORTING)
+            if is_active and owner.setdefault(key.room, key.router) != key.router:
+                raise Violation(f"room {key.room} is active for requests of two routers")
+
+    @staticmethod
+    def _check_target(cell, node) -> None:  # type: ignore[no-untyped-def]
+        """A write that can still land points into memory of the attempt it was posted for."""
+        write = cell.write
+        record = node.records.records.get(write.key)
+        is_open = (
+            record is not None
+            and node.ghosts[write.key] == write.ghost
+            and record.phase in (DecodePhase.ADMITTED, DecodePhase.DRAINING)
+            and record.transfer_id == write.transfer_id
+            and node.me.epoch == write.target_epoch
+        )
+        if not is_open:
+            raise Violation(f"a write of {write.ghost} may land after its transfer is over")
+        held = (record.slot,) if cell.is_slot else node.pool.held.get(write.key, ())
+        if (cell.slot if cell.is_slot else cell.block) not in held:
+            raise Violation(f"a write of {write.ghost} may land in memory that is not its own")
+
+    @staticmethod
+    def _check_source(write) -> None:  # type: ignore[no-untyped-def]
+        """Source blocks are held while a write of the living process reads them."""
+        node = write.writer
+        if node.is_up and write.cells:
+            held = node.pool.held.get(write.key, ())
+            if held != write.source_blocks or node.ghosts[write.key] != write.ghost:
+                raise Violation(f"source blocks of {write.ghost} are free under a running write")
