@@ -1,9 +1,8 @@
 """Many small runs at once: into one buffer, or out of one. Knows no peer.
 
-Places are [n, 3] (region, offset, num_bytes), as `runs.expand` gives them. Copying them one by one
-costs half a microsecond of Python each, with the interpreter's lock taken. Where all offsets and
-lengths are multiples of some unit, as those of heads and blocks are, one indexed copy of units does
-the same.
+Copying them one by one costs half a microsecond of Python each, with the interpreter's lock taken.
+A strided row is one copy of two dimensions. Where all offsets and lengths of plain rows are
+multiples of some unit, as those of blocks are, one indexed copy of units does the same.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,24 +15,32 @@ from inferkit.kv_transfer.engines.runs import Ints
 Bytes = npt.NDArray[np.uint8]
 
 SMALL_BYTES = 4 << 10
-"""Runs shorter than this on average are worth a copy more to get them into one piece."""
+"""Pieces shorter than this on average are worth a copy more to get them into one."""
+MIN_PIECES = 8
 MIN_UNIT_BYTES = 64
 """With smaller units an indexed copy is no faster than a loop."""
-
-
-def are_small(places: Ints) -> bool:
-    return len(places) > 8 and int(places[:, 2].sum()) < SMALL_BYTES * len(places)
 
 
 def addresses(regions: Sequence[Bytes]) -> Ints:
     return np.array([region.__array_interface__["data"][0] for region in regions], dtype=np.int64)
 
 
+def are_small(places: Ints) -> bool:
+    """Whether the pieces of places [n, 5] (runs.py) are many and short."""
+    num_pieces = int(places[:, 3].sum())
+    num_bytes = int((places[:, 2] * places[:, 3]).sum())
+    return num_pieces > MIN_PIECES and num_bytes < SMALL_BYTES * num_pieces
+
+
 def gather(regions: Sequence[Bytes], places: Ints) -> Bytes:
     """The bytes of all places in one new array."""
-    out = np.empty(int(places[:, 2].sum()), np.uint8)
-    for region, offsets, lengths, start, end in _segments(places):
+    out = np.empty(int((places[:, 2] * places[:, 3]).sum()), np.uint8)
+    for region, rows, start, end in _segments(places):
         source, target = regions[region], out[start:end]
+        if len(rows) == 1:
+            target.reshape(rows[0, 3], rows[0, 2])[:] = pieces_of(source, rows[0])
+            continue
+        offsets, lengths = rows[:, 1], rows[:, 2]
         unit = _unit(offsets, lengths)
         if unit:
             index = _unit_index(offsets, lengths, unit)
@@ -49,8 +56,12 @@ def gather(regions: Sequence[Bytes], places: Ints) -> Bytes:
 
 def scatter(regions: Sequence[Bytes], places: Ints, data: Bytes) -> None:
     """Undo `gather`: each place gets its bytes of `data`."""
-    for region, offsets, lengths, start, end in _segments(places):
+    for region, rows, start, end in _segments(places):
         target, source = regions[region], data[start:end]
+        if len(rows) == 1:
+            pieces_of(target, rows[0])[:] = source.reshape(rows[0, 3], rows[0, 2])
+            continue
+        offsets, lengths = rows[:, 1], rows[:, 2]
         unit = _unit(offsets, lengths)
         if unit:
             index = _unit_index(offsets, lengths, unit)
@@ -62,18 +73,30 @@ def scatter(regions: Sequence[Bytes], places: Ints, data: Bytes) -> None:
             position += length
 
 
-def _segments(places: Ints) -> Iterator[tuple[int, Ints, Ints, int, int]]:
-    """(region, offsets, lengths, start, end) of neighbours in one region.
+def pieces_of(data: Bytes, row: Ints) -> Bytes:
+    """[num_pieces, num_bytes] of one row of places, as a view."""
+    _, offset, length, num_pieces, stride = row.tolist()
+    view: Bytes = np.ndarray(
+        (num_pieces, length), np.uint8, buffer=data.data, offset=offset, strides=(stride, 1)
+    )
+    return view
+
+
+def _segments(places: Ints) -> Iterator[tuple[int, Ints, int, int]]:
+    """(region, rows, start, end): a strided row, or plain rows that follow each other in a region.
 
     Their bytes are [start, end) of all.
     """
-    regions, offsets, lengths = places.T
-    ends = np.cumsum(lengths)
-    firsts = np.flatnonzero(np.diff(regions, prepend=-1)).tolist()
+    is_strided = places[:, 3] > 1
+    ends = np.cumsum(places[:, 2] * places[:, 3])
+    begins = np.ones(len(places), np.bool_)
+    begins[1:] = np.diff(places[:, 0]).astype(np.bool_) | is_strided[1:] | is_strided[:-1]
+    firsts = np.flatnonzero(begins).tolist()
+    start = 0
     for first, last in zip(firsts, [*firsts[1:], len(places)], strict=True):
-        start = int(ends[first] - lengths[first])
-        part = slice(first, last)
-        yield int(regions[first]), offsets[part], lengths[part], start, int(ends[last - 1])
+        end = int(ends[last - 1])
+        yield int(places[first, 0]), places[first:last], start, end
+        start = end
 
 
 def _unit(offsets: Ints, lengths: Ints) -> int:

@@ -18,9 +18,6 @@ REMOTE = (2, 3, 4, 5, 7)
 LOCAL_OFFSET, REMOTE_OFFSET, NUM_BYTES, NUM_PIECES = 1, 3, 4, 5
 STRIDES = slice(6, 8)
 
-ROW_BYTES = 1 << 20
-"""Longer rows are cut, so that parts of a batch are whole rows."""
-
 
 class TransferEngineError(InferkitError, RuntimeError):
     """A transfer that cannot be posted, or an engine that cannot run."""
@@ -59,6 +56,9 @@ def first_outside(places: Ints, sizes: Ints) -> int | None:
     is_inside = (lengths > 0) & (lengths <= limits) & (offsets >= 0) & (pieces > 0)
     is_inside &= (strides >= lengths) | (pieces == 1)
     room = np.where(is_inside, limits - lengths, 0)
+    if (pieces == 1).all():
+        is_inside &= offsets <= room
+        return None if is_inside.all() else int(np.argmin(is_inside))
     gaps = np.where(is_inside, pieces - 1, 0)
     steps = np.where(is_inside & (gaps > 0), strides, 1)
     is_inside &= gaps <= room // steps
@@ -86,12 +86,10 @@ def num_bytes(rows: Ints) -> int:
 
 
 def split(runs: Ints, part_bytes: int) -> list[Ints]:
-    """Parts of at most `part_bytes` (at least ROW_BYTES); rows above ROW_BYTES are cut."""
-    assert part_bytes >= ROW_BYTES
-    total = num_bytes(runs)
-    if total <= ROW_BYTES:
+    """Parts of at most `part_bytes`, of whole rows; rows that are longer are cut before."""
+    if num_bytes(runs) <= part_bytes:
         return [runs]
-    runs = _cut(runs)
+    runs = _cut(runs, part_bytes)
     ends = np.cumsum(runs[:, NUM_BYTES] * runs[:, NUM_PIECES])
     parts = []
     first, start = 0, 0
@@ -102,15 +100,15 @@ def split(runs: Ints, part_bytes: int) -> list[Ints]:
     return parts
 
 
-def _cut(runs: Ints) -> Ints:
-    """Rows of at most ROW_BYTES each."""
-    is_huge = (runs[:, NUM_BYTES] > ROW_BYTES) & (runs[:, NUM_PIECES] > 1)
+def _cut(runs: Ints, row_bytes: int) -> Ints:
+    """Rows of at most `row_bytes` each."""
+    is_huge = (runs[:, NUM_BYTES] > row_bytes) & (runs[:, NUM_PIECES] > 1)
     if is_huge.any():
         runs = np.concatenate((runs[~is_huge], expand_runs(runs[is_huge])))
     lengths, pieces = runs[:, NUM_BYTES], runs[:, NUM_PIECES]
     is_one = pieces == 1
     # A row of one piece is cut into bytes, a strided one into pieces.
-    per_row = np.where(is_one, ROW_BYTES, ROW_BYTES // np.minimum(lengths, ROW_BYTES))
+    per_row = np.where(is_one, row_bytes, row_bytes // np.minimum(lengths, row_bytes))
     units = np.where(is_one, lengths, pieces)
     counts = -(-units // per_row)
     if (counts == 1).all():

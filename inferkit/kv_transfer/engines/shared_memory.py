@@ -38,7 +38,12 @@ from inferkit.kv_transfer.engines.memfd import (
     membarrier,
     register_for_membarrier,
 )
-from inferkit.kv_transfer.engines.runs import Ints, TransferEngineError, split
+from inferkit.kv_transfer.engines.runs import (
+    Ints,
+    TransferEngineError,
+    num_bytes,
+    split,
+)
 from inferkit.kv_transfer.engines.shared_memory_hello import (
     BAD_HELLO,
     HELLO,
@@ -49,7 +54,8 @@ from inferkit.kv_transfer.engines.shared_memory_hello import (
     Hello,
 )
 from inferkit.kv_transfer.engines.shared_memory_writer import (
-    PART_BYTES,
+    MAX_PART_BYTES,
+    MIN_PART_BYTES,
     Copier,
     SharedMemoryPeer,
     Task,
@@ -321,7 +327,8 @@ class SharedMemoryEngine(BaseEngine):
 
     def _post(self, peer: Peer, transfer_id: int, runs: Ints) -> Write:
         assert isinstance(peer, SharedMemoryPeer)
-        parts = split(runs, PART_BYTES)
+        share = -(-num_bytes(runs) // self.num_threads)
+        parts = split(runs, min(max(share, MIN_PART_BYTES), MAX_PART_BYTES))
         write = Write(transfer_id, len(parts))
         for part in parts:
             peer.post(self._tasks, Task(peer, write, part))

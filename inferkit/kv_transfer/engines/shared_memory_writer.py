@@ -27,17 +27,23 @@ import numpy as np
 
 from inferkit.core.protocols import WriteState
 from inferkit.kv_transfer.engines.base import Peer, Write
-from inferkit.kv_transfer.engines.copies import Bytes, addresses, are_small, gather, scatter
+from inferkit.kv_transfer.engines.copies import (
+    Bytes,
+    addresses,
+    are_small,
+    gather,
+    pieces_of,
+    scatter,
+)
 from inferkit.kv_transfer.engines.io_thread import IoThread
 from inferkit.kv_transfer.engines.memfd import Words, map_bytes, map_words
 from inferkit.kv_transfer.engines.runs import (
     LOCAL,
     NUM_BYTES,
+    NUM_PIECES,
     REMOTE,
-    ROW_BYTES,
     Ints,
     TransferEngineError,
-    expand,
     expand_runs,
     split,
 )
@@ -45,9 +51,9 @@ from inferkit.kv_transfer.engines.shared_memory_hello import HELLO, MAX_FDS, WEL
 
 logger = logging.getLogger(__name__)
 
-PART_BYTES = 4 << 20
-"""A batch is copied in parts of this size; a fence waits for one part at most."""
-STAGE_BYTES = ROW_BYTES
+MIN_PART_BYTES, MAX_PART_BYTES = 4 << 20, 32 << 20
+"""A batch is shared out between the threads; a fence waits for one part at most."""
+STAGE_BYTES = 1 << 20
 """Small runs pass through a buffer of this size, which stays in a cache of the core."""
 CONNECT_TIMEOUT_S = 10.0
 
@@ -247,10 +253,14 @@ class Copier:
 
 
 def _copy(sources: Sequence[Bytes], targets: Sequence[Bytes], runs: Ints) -> None:
-    if are_small(expand(runs[:, LOCAL])):
-        for part in split(runs, STAGE_BYTES):
-            data = gather(sources, expand(part[:, LOCAL]))
-            scatter(targets, expand(part[:, REMOTE]), data)
+    if are_small(runs[:, LOCAL]):
+        is_strided = runs[:, NUM_PIECES] > 1
+        for row in runs[is_strided]:
+            source = pieces_of(sources[row[0]], row[list(LOCAL)])
+            pieces_of(targets[row[2]], row[list(REMOTE)])[:] = source
+        if not is_strided.all():
+            for part in split(runs[~is_strided], STAGE_BYTES):
+                scatter(targets, part[:, REMOTE], gather(sources, part[:, LOCAL]))
         return
     runs = expand_runs(runs)
     from_addresses = (addresses(sources)[runs[:, 0]] + runs[:, 1]).tolist()

@@ -182,15 +182,13 @@ class Incoming:
         if int((places[:, 2] * places[:, 3]).sum()) != header.payload_bytes:
             self.close(f"a bad frame: its runs do not have {header.payload_bytes} bytes")
             return
-        places = expand(places)
         if are_small(places):
             self._staged = Staged(places, np.empty(header.payload_bytes, np.uint8))
             self._targets = [self._staged.data.data]
             return
         arrays = self.memory.arrays
-        self._targets = [
-            arrays[region][start : start + n].data for region, start, n in places.tolist()
-        ]
+        pieces = expand(places).tolist()
+        self._targets = [arrays[region][start : start + n].data for region, start, n in pieces]
 
     def _read_payload(self) -> tuple[int, int]:
         """Bytes that were asked for, and read."""

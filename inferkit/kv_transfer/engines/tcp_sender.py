@@ -44,13 +44,11 @@ class Part:
         """The frame, in order."""
         table = self.runs[:, REMOTE].astype(ROW).tobytes()
         head = memoryview(HEADER.pack(*self.header) + table)
-        places = expand(self.runs[:, LOCAL])
+        places = self.runs[:, LOCAL]
         if are_small(places):
             return [head, gather(regions, places).data]
-        return [
-            head,
-            *(regions[region][start : start + n].data for region, start, n in places.tolist()),
-        ]
+        pieces = expand(places).tolist()
+        return [head, *(regions[region][start : start + n].data for region, start, n in pieces)]
 
 
 def make_part(write: Write, runs: Ints, *, epoch: int, batch_id: int) -> Part:

@@ -7,7 +7,6 @@ from inferkit.kv_transfer.engines.copies import are_small, gather, scatter
 from inferkit.kv_transfer.engines.runs import (
     LOCAL,
     REMOTE,
-    ROW_BYTES,
     TransferEngineError,
     as_runs,
     check_bounds,
@@ -54,7 +53,7 @@ def test_the_error_names_the_run_and_the_region() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from([1, 999, 40_000, ROW_BYTES, 3 * ROW_BYTES + 17]), st.integers(1, 40)
+            st.sampled_from([1, 999, 40_000, MIB, 4 * MIB, 9 * MIB + 17]), st.integers(1, 40)
         ),
         min_size=1,
         max_size=12,
@@ -94,34 +93,41 @@ def test_pieces_that_touch_become_one() -> None:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.sampled_from([1, 32, 64, 192]),
     st.lists(
-        st.tuples(st.integers(0, 1), st.integers(1, 3), st.integers(0, 2)), min_size=1, max_size=30
+        st.tuples(
+            st.integers(0, 1), st.integers(1, 3), st.integers(0, 2), st.sampled_from([1, 1, 4])
+        ),
+        min_size=1,
+        max_size=30,
     ),
 )
-def test_scatter_undoes_gather(unit: int, spots: list[tuple[int, int, int]]) -> None:
-    """For units that are copied by index, and for smaller ones that are copied in a loop."""
+def test_scatter_undoes_gather(unit: int, spots: list[tuple[int, int, int, int]]) -> None:
+    """For strided rows, for units that are copied by index, and for smaller ones in a loop."""
     rng = np.random.default_rng(len(spots))
-    regions = [rng.integers(0, 256, 90 * 6 * unit + 5, dtype=np.uint8) for _ in range(2)]
+    regions = [rng.integers(0, 256, 31 * 24 * unit + 5, dtype=np.uint8) for _ in range(2)]
     places = np.array(
         [
-            (region, (6 * i + shift) * unit, length * unit)
-            for i, (region, length, shift) in enumerate(spots)
+            (region, (24 * i + shift) * unit, length * unit, pieces, (length + 1) * unit)
+            for i, (region, length, shift, pieces) in enumerate(spots)
         ],
         np.int64,
     )
     data = gather(regions, places)
-    pieces = [regions[r][o : o + n] for r, o, n in places.tolist()]
-    assert np.array_equal(data, np.concatenate(pieces))
+    plain = expand(places)
+    assert np.array_equal(
+        data, np.concatenate([regions[r][o : o + n] for r, o, n in plain.tolist()])
+    )
     empty = [np.zeros_like(region) for region in regions]
     scatter(empty, places, data)
     assert np.array_equal(gather(empty, places), data)
     assert sum(map(np.count_nonzero, empty)) == np.count_nonzero(data)
 
 
-def test_few_or_long_runs_are_not_small() -> None:
-    assert are_small(np.array([[0, 0, 100]] * 20))
-    assert not are_small(np.array([[0, 0, 100]] * 4))
-    assert not are_small(np.array([[0, 0, 10_000]] * 20))
+def test_few_or_long_pieces_are_not_small() -> None:
+    assert are_small(np.array([[0, 0, 100, 1, 0]] * 20))
+    assert are_small(np.array([[0, 0, 100, 20, 100]]))
+    assert not are_small(np.array([[0, 0, 100, 1, 0]] * 4))
+    assert not are_small(np.array([[0, 0, 10_000, 1, 0]] * 20))
