@@ -19,7 +19,12 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 # Imported package -> the declared package that cannot do without it.
-BROUGHT_BY_OTHERS = {"yaml": "omegaconf", "tokenizers": "transformers"}
+BROUGHT_BY_OTHERS = {
+    "yaml": "omegaconf",
+    "tokenizers": "transformers",
+    "pydantic": "fastapi",
+    "starlette": "fastapi",
+}
 
 
 def run(command: list[str], *, cwd: Path, env: dict[str, str] | None = None) -> str:
