@@ -18,6 +18,8 @@ class RankPlace:
     master_addr: str = LOOPBACK
     """Host of rank 0, where the ranks meet."""
     master_port: int = 0
+    is_served: bool = False
+    """Something else than rank 0, for instance torchrun, listens there."""
     local_ip: str = LOOPBACK
     """Address by which other nodes reach this one."""
 

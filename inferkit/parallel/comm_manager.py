@@ -44,11 +44,15 @@ def join_ranks(place: RankPlace, *, backend: str) -> None:
         return
     # gloo would resolve the host name, which need not be an address that others can reach.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(place.local_ip))
+    is_master = place.rank == 0 and not place.is_served
     store = dist.TCPStore(  # type: ignore[attr-defined]
-        place.master_addr, place.master_port, place.world_size, place.rank == 0, timeout=TIMEOUT
+        place.master_addr, place.master_port, place.world_size, is_master, timeout=TIMEOUT
     )
+    # A launcher's store is also others', and lives through its restarts of the ranks.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    joining = dist.PrefixStore(f"inferkit/join/{attempt}", store)  # type: ignore[attr-defined]
     dist.init_process_group(
-        backend, store=store, rank=place.rank, world_size=place.world_size, timeout=TIMEOUT
+        backend, store=joining, rank=place.rank, world_size=place.world_size, timeout=TIMEOUT
     )
 
 

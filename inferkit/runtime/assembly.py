@@ -29,6 +29,7 @@ from inferkit.loader.dummy_loader import DummyModelLoader
 from inferkit.loader.source import ModelSource, resolve_source
 from inferkit.parallel.comm_manager import CommManager, join_ranks
 from inferkit.platforms.base import Platform
+from inferkit.runtime.launched import find_launched
 from inferkit.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -62,14 +63,16 @@ def assemble(
 
     Args:
         config: automatic values are resolved already.
-        place: of this process among the ranks (None = it is the only one). Every rank assembles
-            at the same time: they meet here.
+        place: of this process among the ranks (None = by the variables of torchrun or srun, else
+            it is the only one). Every rank assembles at the same time: they meet here.
         run_dir: where profiler traces go; None = no traces.
         progress: called with (bytes done, bytes in all) while weights load.
         stage: called with a word or two at each stage of the start.
     """
     targets = config.allowed_targets
-    place = place or RankPlace()
+    if place is None:
+        launched = find_launched()
+        place = RankPlace() if launched is None else launched.place()
     check_world_size(config, place)
     platform: Platform = build(config.platform, allowed_targets=targets, key="platform")
     platform.start(place)

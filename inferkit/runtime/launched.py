@@ -52,6 +52,7 @@ class Launched:
             local_world_size=self.local_world_size,
             master_addr=self.master_addr,
             master_port=self.master_port,
+            is_served=self.is_served,
             local_ip=LOOPBACK if is_one_node else _local_ip(self.master_addr),
         )
 

@@ -83,7 +83,7 @@ def meeting(
             found = _answer(store, key, place)
             watch.connect(LOOPBACK if is_one_node else place.master_addr, found["watch"])
         met = Meeting(
-            place=replace(place, master_port=found["port"]),
+            place=replace(place, master_port=found["port"], is_served=False),
             run_dir=Path(found["run_dir"]) if found["run_dir"] else None,
         )
         if is_one_node:

@@ -1,6 +1,7 @@
 """Runs of several ranks: how they start, meet and end, whoever starts them."""
 
 import json
+import re
 import signal
 import time
 
@@ -247,3 +248,31 @@ def test_a_machine_that_is_no_node_makes_no_folder(tmp_path, model):
     assert run.returncode == 2
     assert "none of parallel.node_ips=[203.0.113.1,203.0.113.2] is an address" in output
     assert not (tmp_path / "outputs").exists()
+
+
+API_PROGRAM = """
+import json, sys
+from inferkit import OfflineInference, SamplingParams, load_config
+
+llm = OfflineInference(load_config(sys.argv[1:]))
+results = llm.generate([[5, 6, 7], [8, 9]], SamplingParams(temperature=0, max_tokens=5))
+ids = json.dumps([result.token_ids for result in results])
+sys.stdout.write(f"ids {llm.parts.comm.rank} {ids} ")  # one call: ranks share the terminal
+"""
+
+
+@pytest.mark.multiproc
+def test_the_python_interface_joins_the_ranks_of_torchrun(tmp_path, model):
+    program = tmp_path / "program.py"
+    program.write_text(API_PROGRAM)
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    overrides = ["model=llama", f"model.path={model}", "model.dtype=float32"]
+    lines = {}
+    for split, launcher in (("tp1", []), ("tp2", torchrun)):
+        run = start(tmp_path, [*launcher, str(program), *overrides, f"parallel={split}"])
+        output = finish(run)
+        assert run.returncode == 0, output
+        found = re.findall(r"ids (\d) (\[\[.*?\]\])", output)
+        lines[split] = {int(rank): ids for rank, ids in found}
+    # Every rank returns all results, those of one rank.
+    assert lines["tp2"] == {0: lines["tp1"][0], 1: lines["tp1"][0]}
