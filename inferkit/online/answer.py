@@ -8,7 +8,8 @@ from starlette.responses import JSONResponse, Response
 
 from inferkit.online.bodies import SamplingBody
 from inferkit.online.errors import ServiceError
-from inferkit.online.service import Call, Generation, GenerationService, Piece
+from inferkit.online.generation import Generation, Piece
+from inferkit.online.service import Call, GenerationService
 from inferkit.online.shapes import Shape, usage
 from inferkit.online.sse import DONE, ClientGone, EventStream, event, until_gone
 

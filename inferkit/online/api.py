@@ -1,9 +1,9 @@
 """The HTTP interface of an instance: its own endpoints and those of OpenAI's."""
 
-import logging
+import contextlib
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -19,8 +19,6 @@ from inferkit.online.errors import BadRequest, GenerationFailed, ServiceError, U
 from inferkit.online.middleware import RequestIds
 from inferkit.online.service import Call, GenerationService
 from inferkit.online.shapes import ChatShape, CompletionShape, GenerateShape
-
-logger = logging.getLogger(__name__)
 
 DEFAULT_COMPLETION_TOKENS = 16
 """Of /v1/completions, where neither the request nor the configuration says how many."""
@@ -51,7 +49,7 @@ def make_app(
     @app.post("/generate")
     async def generate(request: Request, body: GenerateBody) -> Response:
         _check_model(service, body)
-        with _Fields():
+        with _naming_fields():
             n = body.num_samples(num_prompts=1)
             if n != 1:
                 raise RequestError(f"n={n}: /generate makes one generation; use /v1/completions")
@@ -87,7 +85,7 @@ def _add_openai_routes(app: FastAPI, service: GenerationService) -> None:
     @app.post("/v1/completions")
     async def completions(request: Request, body: CompletionBody) -> Response:
         _check_model(service, body)
-        with _Fields():
+        with _naming_fields():
             body.check()
             prompts = body.prompts()
             n = body.num_samples(num_prompts=len(prompts))
@@ -108,7 +106,7 @@ def _add_openai_routes(app: FastAPI, service: GenerationService) -> None:
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request, body: ChatBody) -> Response:
         _check_model(service, body)
-        with _Fields():
+        with _naming_fields():
             body.check()
             n = body.num_samples(num_prompts=1)
             if body.max_completion_tokens is not None:
@@ -160,7 +158,7 @@ def _add_state_routes(app: FastAPI, service: GenerationService, facts: Mapping[s
             body = await request.json()
         except ValueError:
             body = None
-        with _Fields():
+        with _naming_fields():
             request_id, room = _abort_target(body)
         return {"aborted": service.abort(request_id=request_id, room=room)}
 
@@ -198,15 +196,13 @@ def _request_id(request: Request) -> str:
     return known or secrets.token_hex(12)
 
 
-class _Fields:
-    """What is wrong with a body becomes a 400 that names the field."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, RequestError):
-            raise BadRequest.of(error) from None
+@contextlib.contextmanager
+def _naming_fields() -> Iterator[None]:
+    """What is wrong with a body becomes a 400 that names its field."""
+    try:
+        yield
+    except RequestError as error:
+        raise BadRequest.of(error) from None
 
 
 def _add_error_handlers(app: FastAPI) -> None:

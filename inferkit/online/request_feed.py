@@ -1,6 +1,5 @@
 """What a rank's loop is told: the same messages, in the same order, on all ranks of a DP rank."""
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +11,6 @@ from inferkit.core.protocols import Clock
 from inferkit.online.instance import Instance
 from inferkit.online.worker_link import WorkerLink
 from inferkit.parallel.communicator import Communicator
-
-logger = logging.getLogger(__name__)
 
 OnRefused = Callable[[tuple[int, int], str], None]
 

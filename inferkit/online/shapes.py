@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from inferkit.core.request import TokenLogprobs
 from inferkit.offline.result import MIN_LOGPROB
-from inferkit.online.service import Generation, Piece
+from inferkit.online.generation import Generation, Piece
 
 Json = dict[str, Any]
 
