@@ -42,6 +42,8 @@ class TargetMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     engine: dict[str, Any]
     """`TransferEngine.describe()` of the decode rank; new in every process (protocol section 4)."""
+    attn_tp_size: Positive = 1
+    """Of the decode instance; with the layers, which are equal, it gives each rank's heads."""
     tensors: tuple[TensorAddress, ...] = ()
     num_blocks: dict[str, Positive] = {}
     """Blocks per manager key, the null block included."""

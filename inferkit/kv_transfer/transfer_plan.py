@@ -14,7 +14,7 @@ runs expands them itself.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -23,8 +23,9 @@ import numpy.typing as npt
 from inferkit.core.cache_spec import DTYPE_BYTES, CacheSpec
 from inferkit.core.errors import InferkitError
 from inferkit.core.protocols import StridedRun
-from inferkit.core.transfer_messages import TensorAddress
-from inferkit.kv_transfer.rank_mapping import HeadRun
+from inferkit.core.transfer_messages import Handshake, TensorAddress
+from inferkit.kv_transfer.layout import kv_head_layout
+from inferkit.kv_transfer.rank_mapping import HeadRun, head_runs
 
 Ints = npt.NDArray[np.int64]
 NULL_BLOCK = 0
@@ -223,6 +224,39 @@ class LinkPlan:
         starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
         lengths = np.diff(np.concatenate((starts, [len(sources)])))
         return sources[starts], targets[starts], lengths
+
+
+def plan_for(
+    handshake: Handshake,
+    *,
+    specs: Sequence[CacheSpec],
+    num_kv_heads: Mapping[int, int],
+    sources: Sequence[CacheTensor],
+    tp_size: int,
+    tp_rank: int,
+) -> LinkPlan:
+    """The plan of the link to the decode rank that sent a Handshake.
+
+    Args:
+        specs, sources: caches of this prefill rank, and where their tensors lie.
+        num_kv_heads: layer -> KV heads of the model, without padding.
+    """
+    memory = handshake.memory
+    decode_tp_size = memory.attn_tp_size
+    decode_tp_rank = handshake.decode_rank % decode_tp_size
+    target_specs = []
+    runs = {}
+    for spec in specs:
+        total = num_kv_heads[spec.layer_idx]
+        num_heads = kv_head_layout(total, decode_tp_size).num_local_kv_heads
+        target_specs.append(replace(spec, num_heads=num_heads))
+        pairs = head_runs(total, tp_size, decode_tp_size)
+        runs[spec.layer_idx] = pairs.get((tp_rank, decode_tp_rank), [])
+    known = {spec.layer_idx for spec in specs}
+    # Layers that only decode has (MTP) are none of this plan.
+    addresses = [address for address in memory.tensors if address.layer_idx in known]
+    targets = cache_tensors(target_specs, addresses, memory.num_blocks)
+    return LinkPlan(sources=sources, targets=targets, head_runs=runs)
 
 
 def _blocks(

@@ -31,10 +31,11 @@ from inferkit.kv_transfer.actions import (
     Send,
 )
 from inferkit.kv_transfer.decode_record import DecodePhase
+from inferkit.kv_transfer.directory import PrefillDirectory
 from inferkit.kv_transfer.identity import Peer, PinnedPair, TransferKey
 from inferkit.kv_transfer.metadata_slot import SLOT_BYTES, MetadataSlots
 from inferkit.kv_transfer.prefill_record import PrefillPhase
-from inferkit.kv_transfer.rank_mapping import LinkTarget
+from inferkit.kv_transfer.rank_mapping import PrefillServerInfo
 from tests.kv_transfer.sim_engine import Cell, Write
 
 if TYPE_CHECKING:
@@ -273,9 +274,9 @@ class DecodeNode(Node):
         """(block, prefill rank) -> whose KV it holds."""
         self.slot_memory = bytearray(SLOT_BYTES * instance.num_slots)
         self.fenced: set[int] = set()
-        self.directory: dict[str, int] = {}
-        """Prefill instance -> epoch that its bootstrap server names."""
-        self.unreachable: set[Peer] = set()
+        self.directory = PrefillDirectory(
+            layout=world.layout(world.plan.decode_tp), tp_rank=rank, decode_id=instance.name
+        )
         self.running: dict[TransferKey, int] = {}
         """Request -> steps that are left."""
         self.landed: set[TransferKey] = set()
@@ -294,7 +295,7 @@ class DecodeNode(Node):
             slots=world.slots_class(
                 memory=memoryview(self.slot_memory), num_slots=instance.num_slots
             ),
-            routes=self.routes,
+            routes=self.directory.routes,
             clock=world.loop.clock,
             timers=world.timers,
         )
@@ -304,24 +305,20 @@ class DecodeNode(Node):
         slots: MetadataSlots = self.records.slots
         return slots
 
-    def routes(self, peer: Peer, room: int) -> list[LinkTarget] | None:
-        if self.directory.get(peer.instance_id) != peer.epoch or peer in self.unreachable:
-            return None
-        mapping = self.world.mapping
-        return mapping.link_targets(self.rank, range(mapping.prefill_tp_size))
-
     def learn(self, name: str, epoch: int) -> None:
-        old = self.directory.get(name)
-        self.directory[name] = epoch
-        if old is not None and old != epoch:
-            self.carry_out(self.records.on_peer_gone(Peer(name, old)))
+        layout = self.world.layout(self.world.plan.prefill_tp)
+        addresses = {rank: f"tcp://{name}/{rank}" for rank in range(layout.attn_tp_size)}
+        info = PrefillServerInfo(peer=Peer(name, epoch), layout=layout, addresses=addresses)
+        replaced, _ = self.directory.learn(info)
+        if replaced is not None:
+            self.carry_out(self.records.on_peer_gone(replaced))
 
     def lose(self, peer: Peer) -> None:
-        self.unreachable.add(peer)
+        self.directory.lose(peer)
         self.carry_out(self.records.on_peer_gone(peer))
 
     def find(self, peer: Peer) -> None:
-        self.unreachable.discard(peer)
+        self.directory.find(peer)
         self.records.on_peer_back(peer)
 
     def on_broken(self, transfer_id: int) -> None:

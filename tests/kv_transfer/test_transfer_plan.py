@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from inferkit.core.cache_spec import CacheKind, CacheSpec
-from inferkit.core.transfer_messages import TensorAddress
+from inferkit.core.transfer_messages import TargetMemory, TensorAddress
 from inferkit.kv_transfer.layout import kv_head_layout
 from inferkit.kv_transfer.rank_mapping import HeadRun, head_runs
 from inferkit.kv_transfer.transfer_plan import (
@@ -17,7 +17,9 @@ from inferkit.kv_transfer.transfer_plan import (
     TransferPlanError,
     block_range,
     cache_tensors,
+    plan_for,
 )
+from tests.kv_transfer.ranks_alone import handshake
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 16
@@ -223,6 +225,24 @@ def test_blocks_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(TransferPlanError, match=message):
         whole(plan_of(1, 1, [HeadRun(0, 0, 1)]), source, target, num_tokens=12)
+
+
+def test_a_plan_follows_from_a_handshake() -> None:
+    ours, theirs = make_specs(2, 2), make_specs(3, 1)
+    memory = TargetMemory(
+        engine={}, attn_tp_size=4, tensors=tuple(addresses(theirs)), num_blocks={KEY: NUM_BLOCKS}
+    )
+    plan = plan_for(
+        handshake(decode_rank=4 + 3, memory=memory),
+        specs=ours,
+        num_kv_heads={0: 4, 1: 4},
+        sources=cache_tensors(ours, addresses(ours), {KEY: NUM_BLOCKS}),
+        tp_size=2,
+        tp_rank=1,
+    )
+    rows = whole(plan, [1], [2], num_tokens=4)
+    assert rows[0].tolist() == [0, 96 + 12, 0, 2 * 48, 12, 4, 24, 12]
+    assert sorted(set(rows[:, 2].tolist())) == [0, 1]  # the third layer is none of prefill's
 
 
 def test_tensors_that_differ_are_refused_with_both_values() -> None:

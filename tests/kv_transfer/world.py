@@ -7,7 +7,13 @@ local steps alone must release everything; then one more request per pair, which
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from inferkit.core.transfer_messages import Handshake, TransferMessage, encode_transfer
+from inferkit.core.transfer_messages import (
+    Handshake,
+    InstanceLayout,
+    LayerLayout,
+    TransferMessage,
+    encode_transfer,
+)
 from inferkit.kv_transfer.decode_record import DecodePhase
 from inferkit.kv_transfer.decode_records import DecodeRecords
 from inferkit.kv_transfer.identity import Peer
@@ -19,6 +25,8 @@ from inferkit.kv_transfer.timers import TransferTimers
 from tests.kv_transfer.loop import Loop
 from tests.kv_transfer.sim_engine import Faults, SimEngine
 from tests.kv_transfer.sim_nodes import (
+    BLOCK_SIZE,
+    KEY,
     DecodeNode,
     Ghost,
     Instance,
@@ -143,6 +151,25 @@ class World:
     def senders(self, decode_rank: int) -> list[int]:
         """Prefill ranks whose KV a decode rank holds."""
         return self._senders[decode_rank]
+
+    def layout(self, tp_size: int) -> InstanceLayout:
+        layer = LayerLayout(
+            layer_idx=0,
+            kind=KEY,
+            manager_key=KEY,
+            num_kv_heads=self.plan.num_kv_heads,
+            dims=(2, 2),
+            dtype="float32",
+            block_size=BLOCK_SIZE,
+            layout="BnBsND",
+        )
+        return InstanceLayout(
+            model="m",
+            model_fingerprint="f",
+            transfer_engine="simulated",
+            attn_tp_size=tp_size,
+            layers=(layer,),
+        )
 
     def moves_kv(self, prefill_rank: int, decode_rank: int) -> bool:
         return prefill_rank in self._senders[decode_rank]
@@ -356,7 +383,8 @@ class World:
             self._register(prefill, prefill.epoch, self.decodes)
         for decode in self.decodes:
             for node in decode.nodes:
-                node.unreachable.clear()
+                for prefill in self.prefills:
+                    node.find(prefill.peer)
         self.loop.run(self.loop.now_s + 2.0, self.check)
         router = Router(self, nonce=99)
         pairs = [(prefill, decode) for prefill in self.prefills for decode in self.decodes]
