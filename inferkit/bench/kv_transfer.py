@@ -270,7 +270,7 @@ def _table(report: dict[str, Any]) -> Table:
         title=f"{report['num_bytes'] >> 20} MiB, median of {report['rounds']} rounds; "
         f"{report['cores']} cores, load {report['load']:.1f}"
     )
-    for column in ("runs", "", "GB/s", "of copy", "of socket", "64 B us"):
+    for column in ("runs", "", "GB/s", "of copy", "of socket", "us, 64B"):
         justify: Any = "left" if column in ("runs", "") else "right"
         table.add_column(column, justify=justify, no_wrap=True)
     for shape, rows in report["shapes"].items():

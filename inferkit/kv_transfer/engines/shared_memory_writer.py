@@ -36,7 +36,7 @@ from inferkit.kv_transfer.engines.copies import (
     scatter,
 )
 from inferkit.kv_transfer.engines.io_thread import IoThread
-from inferkit.kv_transfer.engines.memfd import Words, map_bytes, map_words
+from inferkit.kv_transfer.engines.memfd import Words, map_bytes, map_words, touch
 from inferkit.kv_transfer.engines.runs import (
     LOCAL,
     NUM_BYTES,
@@ -197,6 +197,8 @@ class SharedMemoryPeer(Peer):
         except (IndexError, OSError, ValueError, TransferEngineError) as error:
             self.close(f"the receiver's memory cannot be mapped: {error}")
             return
+        owned = [os.dup(fd) for fd in fds[2:]]
+        threading.Thread(target=_touch_all, args=(memories, owned), daemon=True).start()
         with self._lock:
             if not self.is_open:
                 return
@@ -205,6 +207,13 @@ class SharedMemoryPeer(Peer):
             waiting, self._waiting = self._waiting, []
             for tasks, task in waiting:
                 tasks.put(task)
+
+
+def _touch_all(memories: Sequence[Bytes], fds: Sequence[int]) -> None:
+    """Beside the first writes: pages of a large cache take a second per gigabyte."""
+    for memory, fd in zip(memories, fds, strict=True):
+        touch(memory, fd)
+        os.close(fd)
 
 
 class Copier:

@@ -37,6 +37,8 @@ TURN_BYTES = 8 << 20
 """Read from one connection before the others of the thread have a turn."""
 MAX_BUFFERS = 512
 """Runs that one system call fills; the system's own limit is 1024."""
+LOW_WATER_BYTES = 512 << 10
+"""Woken for less than this only at the end of a payload: each time costs both sides of the copy."""
 HELLO_TIMEOUT_S = 10.0
 
 
@@ -79,6 +81,7 @@ class Incoming:
         self._target = 0
         self._staged: Staged | None = None
         self._num_left = 0
+        self._low_water = 1
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._answers = b""
         self._events = selectors.EVENT_READ
@@ -126,6 +129,7 @@ class Incoming:
                 num_asked, num_bytes = self._read_payload()
                 self._num_left -= num_bytes
                 is_complete = not self._num_left
+                self._set_low_water()
             else:
                 num_asked = len(self._part) - self._num_read
                 num_bytes = self.sock.recv_into(memoryview(self._part)[self._num_read :])
@@ -174,6 +178,7 @@ class Incoming:
         # A frame that is refused is read to its end, so that those behind it are understood.
         self._num_left = header.payload_bytes
         self._next = self._on_payload
+        self._set_low_water()
         self._status = Status.OK
         self._targets, self._target, self._staged = [], 0, None
         if first_outside(places, self.memory.sizes) is not None:
@@ -189,6 +194,12 @@ class Incoming:
         arrays = self.memory.arrays
         pieces = expand(places).tolist()
         self._targets = [arrays[region][start : start + n].data for region, start, n in pieces]
+
+    def _set_low_water(self) -> None:
+        low_water = LOW_WATER_BYTES if self._num_left >= LOW_WATER_BYTES else 1
+        if low_water != self._low_water:
+            self._low_water = low_water
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
 
     def _read_payload(self) -> tuple[int, int]:
         """Bytes that were asked for, and read."""

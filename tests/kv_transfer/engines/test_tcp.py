@@ -121,12 +121,13 @@ def until_read(receiver: Receiver, offset: int) -> None:
 
 def test_a_stalled_frame_does_not_hold_a_fence_up(receiver: Receiver) -> None:
     sock = receiver.link()
-    sock.sendall(frame([(0, 0, MIB, 1, 0)]) + b"x" * (MIB // 2))
-    until_read(receiver, MIB // 2 - 1)
+    # The receiver wakes for pieces of LOW_WATER_BYTES: more than one of them is there.
+    sock.sendall(frame([(0, 0, 3 * MIB, 1, 0)]) + b"x" * (2 * MIB))
+    until_read(receiver, MIB)
     assert receiver.engine.fence(1) is FenceState.DONE
     receiver.memory.fill_(7)
     # The rest comes late; so does a whole frame, and one for another transfer.
-    sock.sendall(b"x" * (MIB // 2))
+    sock.sendall(b"x" * MIB)
     assert answer(sock) == Status.NOT_OPEN
     sock.sendall(frame([(0, 0, 100, 1, 0)]) + b"x" * 100)
     assert answer(sock) == Status.NOT_OPEN
