@@ -176,20 +176,18 @@ def test_strangers_on_the_sockets_of_the_workers_change_nothing(server):
 
 def test_sigterm_lets_running_requests_end_and_takes_no_new_ones(server):
     """Ends the server of this module: keep this test the last one that uses it."""
-    body = LONG | {"max_tokens": 600, "stream": True}
     chunks, refusals = [], []
     with httpx.Client(base_url=server.url, timeout=60) as client:
-        for chunk in server.stream("/generate", **LONG | {"max_tokens": 600}):
+        for chunk in server.stream("/generate", **LONG | {"max_tokens": 1500}):
             chunks.append(chunk)
             if len(chunks) == 3:
                 server.process.send_signal(signal.SIGTERM)
-            elif len(chunks) > 3 and not refusals:
-                response = client.post("/generate", json=body)
-                if response.status_code == 503:
-                    refusals.append(response.json()["error"]["message"])
-                    assert client.get("/ready").status_code == 503
-                    assert client.get("/health").status_code == 200
-    assert len(chunks) == 600 and chunks[-1]["finish_reason"] == "length"
+            elif len(chunks) > 3 and not refusals and client.get("/ready").status_code == 503:
+                response = client.post("/generate", json=LONG)
+                assert response.status_code == 503
+                refusals.append(response.json()["error"]["message"])
+                assert client.get("/health").status_code == 200
+    assert len(chunks) == 1500 and chunks[-1]["finish_reason"] == "length"
     assert refusals and "shutting down" in refusals[0]
     assert server.wait(30) == 0
     assert "Traceback" not in server.text()
