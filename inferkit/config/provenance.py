@@ -35,6 +35,10 @@ PACKAGES = (
     "hydra-core",
     "omegaconf",
     "huggingface-hub",
+    "fastapi",
+    "uvicorn",
+    "pyzmq",
+    "msgspec",
 )
 VARIABLES = re.compile(
     r"INFERKIT_.*|OMP_.*|MKL_.*|KMP_.*|GOMP_.*|OPENBLAS_.*|ONEDNN_.*|DNNL_.*|MALLOC_.*|ATEN_.*"
