@@ -8,21 +8,21 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from inferkit.core.protocols import FenceState, WriteState
 from inferkit.kv_transfer.engines.base import BaseEngine, OpenTransfers, Peer, Write
+from inferkit.kv_transfer.engines.copies import Bytes, gather, scatter
 from inferkit.kv_transfer.engines.runs import (
+    LOCAL,
+    NUM_BYTES,
+    NUM_PIECES,
     REMOTE,
     Ints,
     TransferEngineError,
-    expand_runs,
     first_outside,
 )
-
-LOCAL_PLACE = [0, 1, 4]
-REMOTE_PLACE = [2, 3, 4]
-"""Columns region, offset, num_bytes of a row with one piece."""
 
 
 class Post:
@@ -34,19 +34,20 @@ class Post:
         self.write = write
         self.runs = runs
         self.num_landed = 0
-        self._sources: list[torch.Tensor] | None = None
+        self._kept: Bytes | None = None
+        self._ends = np.cumsum(runs[:, NUM_BYTES] * runs[:, NUM_PIECES])
 
-    def source(self, row: int) -> torch.Tensor:
-        if self._sources is not None:
-            return self._sources[row]
-        region, offset, length = self.runs[row, LOCAL_PLACE].tolist()
-        source: torch.Tensor = self.writer.regions[region][offset : offset + length]
-        return source
+    def take(self, first: int, last: int) -> Bytes:
+        """The bytes of the runs [first, last)."""
+        if self._kept is None:
+            return gather(self.writer.arrays, self.runs[first:last, LOCAL])
+        start = int(self._ends[first - 1]) if first else 0
+        return self._kept[start : int(self._ends[last - 1])]
 
     def keep_sources(self) -> None:
         """From now on the source may change: its bytes are under way."""
-        if self._sources is None:
-            self._sources = [self.source(row).clone() for row in range(len(self.runs))]
+        if self._kept is None:
+            self._kept = self.take(0, len(self.runs))
 
     def end(self, state: WriteState, error: str = "") -> None:
         if self.write.state is WriteState.RUNNING:
@@ -77,10 +78,10 @@ class Fabric:
                 return
             target = self.engines[post.peer.description["address"]]
             end = len(post.runs) if num_runs is None else post.num_landed + num_runs
-            for row in range(post.num_landed, min(end, len(post.runs))):
-                region, offset, length = post.runs[row, REMOTE_PLACE].tolist()
-                target.regions[region][offset : offset + length] = post.source(row)
-            post.num_landed = min(end, len(post.runs))
+            end = min(end, len(post.runs))
+            places = post.runs[post.num_landed : end, REMOTE]
+            scatter(target.arrays, places, post.take(post.num_landed, end))
+            post.num_landed = end
             if post.num_landed == len(post.runs):
                 self.posts.remove(post)
                 post.end(WriteState.DONE)
@@ -134,6 +135,7 @@ class InProcessEngine(BaseEngine):
         super().__init__(**kwargs)
         self.fabric = fabric
         self.address = address or f"{self.epoch:016x}.{self.rank}"
+        self.arrays: list[Bytes] = []
         self.open_transfers = OpenTransfers()
         self.fence_answer = FenceState.DONE
         """What `fence` says, for tests of slow fences and of engines that have none."""
@@ -158,6 +160,10 @@ class InProcessEngine(BaseEngine):
             self.close_transfer(transfer_id)
         return self.fence_answer
 
+    def _register(self, view: torch.Tensor) -> None:
+        super()._register(view)
+        self.arrays.append(view.numpy())
+
     def _address(self) -> str:
         return self.address
 
@@ -176,7 +182,7 @@ class InProcessEngine(BaseEngine):
     def _post(self, peer: Peer, transfer_id: int, runs: Ints) -> Write:
         write = Write(transfer_id)
         with self.fabric.lock:
-            post = Post(self, peer, write, expand_runs(runs))
+            post = Post(self, peer, write, runs)
             self.fabric.posts.append(post)
             if not self.fabric.is_held:
                 self.fabric.land(post)

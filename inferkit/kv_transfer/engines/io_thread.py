@@ -1,16 +1,34 @@
 """A thread that waits for sockets, so that nobody else has to. Knows no engine."""
 
 import contextlib
+import logging
 import os
 import selectors
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+logger = logging.getLogger(__name__)
+
+ACCEPT_PAUSE_S = 0.05
 TICK_S = 0.25
 """How often `on_tick` callbacks run: they look at deadlines of seconds."""
+
+
+def accept(listener: socket.socket) -> socket.socket | None:
+    """The next connection of a non-blocking listener; None when there is none after all."""
+    try:
+        return listener.accept()[0]
+    except (BlockingIOError, ConnectionError):
+        return None
+    except OSError as error:
+        # Out of descriptors or memory: the connection waits, and so does this thread a little.
+        logger.warning("a connection cannot be accepted: %s", error)
+        time.sleep(ACCEPT_PAUSE_S)
+        return None
 
 
 class IoThread:

@@ -78,6 +78,7 @@ class LibraryEngine(BaseEngine):
             self.session_id = ""
 
     def open_transfer(self, transfer_id: int) -> None:
+        self._check_alive()
         self._open_transfers.open(transfer_id)
 
     def close_transfer(self, transfer_id: int) -> None:

@@ -31,7 +31,7 @@ import torch
 from inferkit.core.protocols import FenceState
 from inferkit.kv_transfer.engines.base import BaseEngine, Peer, Write, check_transfer_id
 from inferkit.kv_transfer.engines.copies import Bytes
-from inferkit.kv_transfer.engines.io_thread import IoThread
+from inferkit.kv_transfer.engines.io_thread import IoThread, accept
 from inferkit.kv_transfer.engines.memfd import (
     SharedBuffer,
     SharedWords,
@@ -155,6 +155,7 @@ class SharedMemoryEngine(BaseEngine):
             buffer.close()
 
     def open_transfer(self, transfer_id: int) -> None:
+        self._check_alive()
         check_transfer_id(transfer_id)
         words = self._words()
         other = int(words[transfer_id % TABLE_WORDS])
@@ -247,9 +248,8 @@ class SharedMemoryEngine(BaseEngine):
 
     def _on_connection(self, events: int) -> None:
         assert self._listener is not None
-        try:
-            sock, _ = self._listener.accept()
-        except OSError:  # the writer has left already, or this process is short of descriptors
+        sock = accept(self._listener)
+        if sock is None:
             return
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         if struct.unpack("3i", credentials)[1] != os.geteuid():

@@ -20,7 +20,7 @@ import torch
 from inferkit.core.protocols import FenceState
 from inferkit.kv_transfer.engines.base import BaseEngine, OpenTransfers, Peer, Write
 from inferkit.kv_transfer.engines.copies import Bytes
-from inferkit.kv_transfer.engines.io_thread import IoThread
+from inferkit.kv_transfer.engines.io_thread import IoThread, accept
 from inferkit.kv_transfer.engines.runs import Ints, TransferEngineError, split
 from inferkit.kv_transfer.engines.tcp_frames import (
     MAGIC,
@@ -106,6 +106,7 @@ class TcpEngine(BaseEngine):
             self._listener.close()
 
     def open_transfer(self, transfer_id: int) -> None:
+        self._check_alive()
         self.open_transfers.open(transfer_id)
 
     def close_transfer(self, transfer_id: int) -> None:
@@ -125,13 +126,14 @@ class TcpEngine(BaseEngine):
         self.arrays.append(view.numpy())
 
     def _address(self) -> list[Any]:
+        if self._listener is None:
+            raise TransferEngineError("the tcp engine has no port before start()")
         return [self.host, self.port]
 
     def _on_connection(self, events: int) -> None:
         assert self._listener is not None
-        try:
-            sock, _ = self._listener.accept()
-        except OSError:  # the writer has left already, or this process is short of descriptors
+        sock = accept(self._listener)
+        if sock is None:
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

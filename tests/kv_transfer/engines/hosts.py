@@ -103,6 +103,12 @@ class EngineOps:
     def fill(self, region: int, value: int) -> None:
         self.buffers[region].fill_(value)
 
+    def fill_part(self, region: int, start: int, num_bytes: int, value: int) -> None:
+        self.buffers[region][start : start + num_bytes] = value
+
+    def count_part_other(self, region: int, start: int, num_bytes: int, value: int) -> int:
+        return int((self.buffers[region][start : start + num_bytes] != value).sum())
+
     def randomize(self, region: int, seed: int) -> None:
         buffer = self.buffers[region]
         data = np.random.default_rng(seed).integers(0, 256, len(buffer), dtype=np.uint8)

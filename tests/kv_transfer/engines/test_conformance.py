@@ -457,3 +457,56 @@ def test_registering_needs_contiguous_memory_and_epochs_have_64_bits(site: Site)
             engine.register(torch.zeros(0))
     with pytest.raises((TransferEngineError, AssertionError), match="64-bit"):
         site.host(epoch=1 << 64)
+
+
+@pytest.mark.soak
+def test_fences_at_random_moments(fenced_site: Site) -> None:
+    """Two writers write without pause; some are paused, some are killed and replaced."""
+    site, size = fenced_site, 2 * MIB
+    rng = np.random.default_rng(5)
+    receiver = site.receiver(num_bytes=2 * size)
+    writers = [site.writer(epoch=100 + n, num_bytes=size) for n in range(2)]
+    epoch = 200
+    for round_number in range(150):
+        ids = [2 * round_number + 1 + n for n in range(2)]
+        for transfer_id in ids:
+            receiver.open(transfer_id)
+        peers = [writer.connect(receiver.describe()) for writer in writers]
+        handles: list[list[int]] = [[], []]
+        for n, writer in enumerate(writers):
+            for _ in range(int(rng.integers(1, 12))):
+                shape = rng.integers(3)
+                if shape == 0:
+                    runs = [(0, 0, 0, n * size, size)]
+                elif shape == 1:
+                    runs = [(0, 0, 0, n * size, 64, size // 128, 128, 128)]
+                else:
+                    runs = scattered(rng, 1024, 2048, [2048] * 1024)
+                    runs = [(a, b, c, n * size + d, length) for a, b, c, d, length in runs]
+                handles[n].append(writer.write(peers[n], ids[n], runs))
+        victim = int(rng.integers(2))
+        what = "none" if site.is_local else rng.choice(["none", "none", "pause", "kill"])
+        time.sleep(float(rng.choice([0, 0, 0.001, 0.004])))
+        if what == "pause":
+            writers[victim].signal(signal.SIGSTOP)
+        elif what == "kill":
+            site.kill(writers[victim])
+        receiver.fenced(ids[victim])
+        # The fenced half belongs to somebody else now.
+        receiver.fill_part(0, victim * size, size, 7)
+        if what == "pause":
+            writers[victim].signal(signal.SIGCONT)
+        broken = receiver.take_broken()
+        other = 1 - victim
+        states = [writers[other].wait(handle)[0] for handle in handles[other]]
+        if not broken:
+            assert set(states) == {WriteState.DONE}
+        if what != "kill":
+            for handle in handles[victim]:
+                writers[victim].wait(handle)
+        assert receiver.count_part_other(0, victim * size, size, 7) == 0, (round_number, what)
+        assert receiver.fence(ids[other]) is FenceState.DONE
+        receiver.fill_part(0, 0, 2 * size, 0)
+        if what == "kill":
+            epoch += 1
+            writers[victim] = site.writer(epoch=epoch, num_bytes=size)

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 import signal
 import socket
 import time
@@ -266,6 +267,29 @@ def test_a_failure_of_a_thread_reaches_the_caller(receiver: Receiver) -> None:
         while time.monotonic() < deadline:
             receiver.engine.connect(receiver.engine.describe())
             time.sleep(0.01)
+
+
+def test_a_process_without_descriptors_serves_again_later(
+    receiver: Receiver,
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    sock = socket.socket()
+    receiver.sockets.append(sock)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        sock.connect((receiver.engine.host, receiver.engine.port))
+        time.sleep(0.2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    sock.settimeout(20)
+    sock.sendall(HELLO.pack(MAGIC, EPOCH, 7, 0))
+    assert WELCOME.unpack(receive(sock, WELCOME.size)) == (MAGIC, Status.OK)
+
+
+def test_an_address_comes_with_start() -> None:
+    engine = TcpEngine(epoch=1)
+    with pytest.raises(TransferEngineError, match="before start"):
+        engine.describe()
 
 
 def test_closing_leaves_no_descriptor_and_no_thread() -> None:
