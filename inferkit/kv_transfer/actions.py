@@ -11,7 +11,7 @@ from enum import Enum
 from inferkit.core.request import TokenLogprobs
 from inferkit.core.transfer_messages import Handshake, Status, ToDecodeRank, ToPrefillRank
 from inferkit.kv_transfer.identity import Peer, TransferKey
-from inferkit.kv_transfer.metadata_slot import SlotPayload
+from inferkit.kv_transfer.metadata_slot import MAX_DRAFT_TOKENS, SlotPayload
 
 
 class Code(Enum):
@@ -189,6 +189,13 @@ class FirstToken:
     seed: int = 0
     logprobs: TokenLogprobs | None = None
     draft_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.draft_token_ids) > MAX_DRAFT_TOKENS:
+            raise ValueError(
+                f"{len(self.draft_token_ids)} draft tokens do not fit a metadata slot; "
+                f"model.next_n is at most {MAX_DRAFT_TOKENS} in a prefill role"
+            )
 
 
 BlockIds = Mapping[str, tuple[int, ...]]

@@ -179,7 +179,7 @@ class SendsHandshakeOnce(DecodeRecords):
             if link.renewed_at == self.clock():
                 send(record, link, floor)
 
-        self.links.send_handshake = send_once  # type: ignore[method-assign]
+        self.links.send_handshake = send_once
 
 
 class DecodeTakesAnyRoom(DecodeRecords):
@@ -353,7 +353,7 @@ class OneRankIsReady(PrefillRecords):
 def with_links(
     records_class: type[PrefillRecords], links_class: type[PrefillLinks]
 ) -> type[PrefillRecords]:
-    class WithLinks(records_class):  # type: ignore[misc, valid-type]
+    class WithLinks(records_class):
         def __init__(self, **kwargs: Any) -> None:
             super().__init__(**kwargs)
             links = self.links

@@ -5,7 +5,7 @@ from dataclasses import replace
 from random import Random
 
 from tests.kv_transfer.sim_engine import Faults
-from tests.kv_transfer.sim_nodes import Ghost
+from tests.kv_transfer.sim_requests import Ghost
 from tests.kv_transfer.sim_router import ClientRequest
 from tests.kv_transfer.world import DEADLINE_S, Plan
 

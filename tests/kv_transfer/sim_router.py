@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from inferkit.kv_transfer.actions import Code
 from inferkit.kv_transfer.identity import PinnedPair, TransferKey, make_attempt
-from tests.kv_transfer.sim_nodes import Generate, Ghost, Instance, Violation
+from tests.kv_transfer.sim_instance import Instance
+from tests.kv_transfer.sim_requests import Generate, Ghost, Violation
 
 if TYPE_CHECKING:
     from tests.kv_transfer.world import World

@@ -11,6 +11,7 @@ from inferkit.kv_transfer.actions import (
     CancelWrites,
     Code,
     End,
+    FirstToken,
     PostBlocks,
     PostSlot,
     Ready,
@@ -408,6 +409,18 @@ def test_a_cancel_releases_everything_in_every_phase(phase: str) -> None:
     assert prefill.tick() == expected
     assert prefill.records.records == {}
     assert prefill.records.cancel(KEY) == []
+
+
+def test_drafts_travel_in_the_slot_as_far_as_it_has_room() -> None:
+    prefill = Prefill()
+    prefill.sending()
+    token = FirstToken(token_id=7, kv_len=10, draft_token_ids=(1, 2))
+    (chunk,) = only(prefill.records.complete(KEY, token), PostBlocks)
+    (body,) = only(prefill.records.on_write_ended(chunk.write_id, WriteState.DONE), PostSlot)
+    payload = SlotPayload.unpack(bytes([1, *[0] * 7]) + body.data)
+    assert payload is not None and payload.draft_token_ids == (1, 2)
+    with pytest.raises(ValueError, match="8 draft tokens do not fit"):
+        FirstToken(token_id=7, kv_len=10, draft_token_ids=tuple(range(8)))
 
 
 def test_the_digest_travels_with_ok_only() -> None:

@@ -14,9 +14,9 @@ from tests.kv_transfer.mutations import MUTATIONS, Mutation, first_violation
 from tests.kv_transfer.schedules import SCHEDULES
 from tests.kv_transfer.world import World
 
-NUM_DEFAULT = 30
+NUM_DEFAULT = 46
 NUM_FUZZ = 910
-"""Of each kind of schedule: 10 010 in all."""
+"""Schedules of each kind: 506 and 10 010 in all."""
 MAX_SEEDS = 1500
 QUICK_SEEDS = 10
 

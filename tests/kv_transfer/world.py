@@ -23,17 +23,12 @@ from inferkit.kv_transfer.prefill_records import PrefillRecords
 from inferkit.kv_transfer.rank_mapping import TargetRankMapping
 from inferkit.kv_transfer.timers import TransferTimers
 from tests.kv_transfer.loop import Loop
-from tests.kv_transfer.sim_engine import Faults, SimEngine
-from tests.kv_transfer.sim_nodes import (
-    BLOCK_SIZE,
-    KEY,
-    DecodeNode,
-    Ghost,
-    Instance,
-    PrefillNode,
-    Violation,
-    receive,
-)
+from tests.kv_transfer.sim_decode import DecodeNode
+from tests.kv_transfer.sim_engine import Cell, Faults, SimEngine, Write
+from tests.kv_transfer.sim_instance import Instance
+from tests.kv_transfer.sim_nodes import Node
+from tests.kv_transfer.sim_prefill import PrefillNode
+from tests.kv_transfer.sim_requests import BLOCK_SIZE, KEY, Ghost, Violation
 from tests.kv_transfer.sim_router import ClientRequest, Router
 
 TIMERS = TransferTimers(
@@ -229,7 +224,7 @@ class World:
     def _arrive(self, name: str, rank: int, frame: bytes) -> None:
         nodes = self.instances[name].nodes
         if not self.is_silent and rank < len(nodes) and nodes[rank].is_up:
-            receive(nodes[rank], frame)
+            nodes[rank].receive(frame)
 
     # -- lives of instances --------------------------------------------------------------------
 
@@ -237,7 +232,7 @@ class World:
         instance.start()
         epoch = instance.epoch
         first = instance.name not in self._known
-        self._know(instance, epoch, 0.0 if first else self.rng.uniform(0.0, 0.5))
+        self._know(instance, 0.0 if first else self.rng.uniform(0.0, 0.5))
         if instance in self.decodes:
             for prefill in self.prefills:
                 if prefill.is_up:
@@ -245,9 +240,11 @@ class World:
         else:
             self._register(instance, epoch, self.decodes)
 
-    def _know(self, instance: Instance, epoch: int, delay_s: float) -> None:
+    def _know(self, instance: Instance, delay_s: float) -> None:
+        """Routers learn of a life; whoever registers says what is true now."""
+
         def know() -> None:
-            self._known[instance.name] = epoch
+            self._known[instance.name] = instance.epoch
 
         if delay_s:
             self.loop.after(delay_s, know)
@@ -259,7 +256,7 @@ class World:
         for decode in decodes:
             for node in decode.nodes:
 
-                def learn(node: DecodeNode = node) -> None:  # type: ignore[assignment]
+                def learn(node: DecodeNode = node) -> None:
                     if node.is_up and prefill.epoch == epoch and prefill.is_up:
                         node.learn(prefill.name, epoch)
 
@@ -323,6 +320,7 @@ class World:
             self.loop.after(plan.router_lost_at, self.routers[0].lose)
         self.loop.run(BUSY_S, self.check)
         if plan.is_calm:
+            self.loop.run(DEADLINE_S, self.check)
             self._check_outcomes()
         self._fall_silent()
         self._recover()
@@ -356,7 +354,7 @@ class World:
                 if instance.is_up:
                     self._check_quiet(node)
 
-    def _check_quiet(self, node: PrefillNode | DecodeNode) -> None:  # type: ignore[override]
+    def _check_quiet(self, node: Node) -> None:
         records = node.records
         where = f"{node.me.instance_id}/{node.rank}"
         if records.records:
@@ -417,7 +415,7 @@ class World:
                     self._check_rooms(node)
 
     @staticmethod
-    def _check_rooms(node) -> None:  # type: ignore[no-untyped-def]
+    def _check_rooms(node: Node) -> None:
         """Two routers cannot have a request each active in one room."""
         owner: dict[int, int] = {}
         for key, record in node.records.records.items():
@@ -426,7 +424,7 @@ class World:
                 raise Violation(f"room {key.room} is active for requests of two routers")
 
     @staticmethod
-    def _check_target(cell, node) -> None:  # type: ignore[no-untyped-def]
+    def _check_target(cell: Cell, node: DecodeNode) -> None:
         """A write that can still land points into memory of the attempt it was posted for."""
         write = cell.write
         record = node.records.records.get(write.key)
@@ -444,7 +442,7 @@ class World:
             raise Violation(f"a write of {write.ghost} may land in memory that is not its own")
 
     @staticmethod
-    def _check_source(write) -> None:  # type: ignore[no-untyped-def]
+    def _check_source(write: Write) -> None:
         """Source blocks are held while a write of the living process reads them."""
         node = write.writer
         if node.is_up and write.cells:
