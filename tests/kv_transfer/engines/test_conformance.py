@@ -16,17 +16,26 @@ MIB = 1 << 20
 ENDED_BADLY = {WriteState.FAILED, WriteState.LOST}
 
 
-@pytest.fixture(
-    params=[
-        "in_process",
-        "shared_memory",
-        "tcp",
-        pytest.param("mooncake", marks=pytest.mark.mooncake),
-    ]
-)
+ENGINES = [
+    "in_process",
+    "shared_memory",
+    "tcp",
+    pytest.param("mooncake", marks=pytest.mark.mooncake),
+]
+
+
+@pytest.fixture(params=ENGINES)
 def site(request: pytest.FixtureRequest) -> Iterator[Site]:
     site = Site(request.param)
     yield site
+    site.close()
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
+    """A receiver and a writer, for the tests after which both are as before."""
+    site = Site(request.param)
+    yield site.receiver(), site.writer()
     site.close()
 
 
@@ -86,8 +95,8 @@ def refusal(writer: Any, peer: int) -> str:
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-def test_bytes_land_exactly(site: Site, batch: str) -> None:
-    receiver, writer = site.receiver(), site.writer()
+def test_bytes_land_exactly(pair: tuple[Any, Any], batch: str) -> None:
+    receiver, writer = pair
     writer.randomize(0, 7)
     receiver.fill(0, 9)
     receiver.open(1)
@@ -95,6 +104,7 @@ def test_bytes_land_exactly(site: Site, batch: str) -> None:
     assert writer.put(peer, 1, BATCHES[batch]) == (WriteState.DONE, "")
     before = np.full(MIB, 9, np.uint8)
     assert np.array_equal(receiver.read(0), expected(writer.read(0), before, BATCHES[batch]))
+    receiver.close_transfer(1)
 
 
 def test_a_large_batch_lands_exactly_in_several_regions(site: Site) -> None:
@@ -190,15 +200,17 @@ def test_the_receiver_refuses_memory_that_it_did_not_register(site: Site) -> Non
         ({"address": [1, 2, 3]}, "address"),
     ],
 )
-def test_a_description_is_checked(site: Site, change: dict[str, Any], message: str) -> None:
-    receiver, writer = site.receiver(), site.writer()
+def test_a_description_is_checked(
+    pair: tuple[Any, Any], change: dict[str, Any], message: str
+) -> None:
+    receiver, writer = pair
     with pytest.raises(TransferEngineError, match=message):
         writer.connect(receiver.describe() | change)
 
 
-def test_only_a_receiver_has_an_address(site: Site) -> None:
+def test_only_a_receiver_has_an_address(pair: tuple[Any, Any]) -> None:
     with pytest.raises(TransferEngineError, match="receives=False"):
-        site.writer().describe()
+        pair[1].describe()
 
 
 def test_an_equal_description_gives_the_same_peer(site: Site) -> None:
