@@ -19,13 +19,26 @@ def run(entrypoint, rank_args, tmp_path, on_event=print):
     run_workers(name, rank_args, log_dir=tmp_path, on_event=on_event)
 
 
-def ranks_alive():
-    """Children of this process's fork server."""
-    return [
+def forked():
+    """Children of this process's fork servers; ranks of other tests (tests/ranks.py) among them."""
+    return {
         child
         for child in psutil.Process(os.getpid()).children(recursive=True)
         if child.parent().pid != os.getpid() and "forkserver" in " ".join(child.cmdline())
-    ]
+    }
+
+
+@pytest.fixture(autouse=True)
+def others(monkeypatch):
+    monkeypatch.setitem(globals(), "OTHERS", forked())
+
+
+OTHERS = frozenset()
+
+
+def ranks_alive():
+    """Those of the current test."""
+    return forked() - OTHERS
 
 
 def test_events_arrive_and_output_goes_to_files(tmp_path):
