@@ -1,7 +1,7 @@
 """How fast the transfer engines are, against a memory copy and a plain socket on this machine.
 
     python -m inferkit.bench.kv_transfer [--engines shared_memory,tcp,mooncake] [--rounds 9]
-                                         [--mib 64] [--threads 4]
+                                         [--mib 128] [--threads 4]
 
 A second process receives. Every round moves the same bytes by each engine in turn, and by two
 plain means: one copy between two buffers of one process, and one socket that sends one buffer
@@ -310,7 +310,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "--engines", type=_engine_names, default=list(ENGINES), help=", ".join(ENGINES)
     )
     parser.add_argument("--rounds", type=_at_least_one, default=9)
-    parser.add_argument("--mib", type=_at_least_one, default=64)
+    parser.add_argument("--mib", type=_at_least_one, default=128)
     parser.add_argument("--threads", type=_at_least_one, default=4)
     return parser.parse_args(argv)
 
