@@ -3,9 +3,11 @@
 Group membership is `core.parallel_layout`; what is sent is the layers' business.
 """
 
+import atexit
 import datetime
 import logging
 import os
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,6 +53,8 @@ def join_ranks(place: RankPlace, *, backend: str) -> None:
     # A launcher's store is also others', and lives through its restarts of the ranks.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     joining = dist.PrefixStore(f"inferkit/join/{attempt}", store)  # type: ignore[attr-defined]
+    # torch's threads abort the process where groups are left to the end of the interpreter.
+    atexit.register(leave_ranks)
     dist.init_process_group(
         backend, store=joining, rank=place.rank, world_size=place.world_size, timeout=TIMEOUT
     )
@@ -107,6 +111,7 @@ class CommManager:
         self._shared: dict[tuple[Ranks, str], Communicator | None] = {}
         """None = exists, without this rank."""
         self._created: list[Communicator] = []
+        self._closing = weakref.finalize(self, close_all, self._created)
         alone = tuple((rank,) for rank in range(self.layout.world_size))
         names = [f"{kind}_tp_group" for kind in TP_SIZES]
         names += ["moe_ep_group", "moe_ep_group_mc2", "cp_group"]
@@ -191,10 +196,8 @@ class CommManager:
         return self._partitions[name]
 
     def close(self) -> None:
-        """Give up all groups; the ranks stay joined."""
-        for group in self._created:
-            group.close()
-        self._created.clear()
+        """Give up all groups; the ranks stay joined. Also done when the process ends."""
+        self._closing()
 
     @property
     def dp_rank(self) -> int:
@@ -244,6 +247,12 @@ class CommManager:
         )
         self._created.append(group)
         return group
+
+
+def close_all(groups: list[Communicator]) -> None:
+    """Close every group, once."""
+    while groups:
+        groups.pop().close()
 
 
 def share_memory(ranks: Ranks, rank: int, process_group: Any) -> SharedMemory | None:

@@ -144,8 +144,9 @@ class Communicator:
         """Give up memory and process group; the communicator is of no use afterwards."""
         if self.shared is not None:
             self.shared.close()
-        if self.process_group is not None:
+        if self.process_group is not None and dist.is_initialized():
             dist.destroy_process_group(self.process_group)
+        self.shared = self.process_group = None
 
     def all_gather_objects(self, value: Any) -> list[Any]:
         """Picklable values of all ranks in rank order; for set-up and results, not for steps."""
