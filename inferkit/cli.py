@@ -39,7 +39,7 @@ from inferkit.inspect.check import summary
 from inferkit.runtime.launched import Launched, check_launched, find_launched
 from inferkit.runtime.logs import log_to_file
 from inferkit.runtime.meeting import meeting
-from inferkit.runtime.place import find_node
+from inferkit.runtime.place import common_facts, find_node
 from inferkit.runtime.rank_errors import PeerLostError
 from inferkit.sweep.cells import OK, JobResult, print_table
 
@@ -219,11 +219,14 @@ def _run_as_rank(arguments: Arguments, verdict: Verdict, launched: Launched) -> 
         return Path(cfg.hydra.run.dir) if is_given else make_run_folder(RUNS, datetime.now())
 
     jobs = Jobs(command=str(arguments.command(program_name())))
+    config = verdict.checked[0].config
+    assert config is not None, "a good verdict has a configuration"
     try:
         with meeting(
             launched.place(),
             on_stuck=lambda error: _tell(f"inferkit: {error}"),
             make_run_dir=make_run_dir,
+            facts=common_facts(config),
             is_served=launched.is_served,
             attempt=launched.attempt,
         ) as met:

@@ -107,10 +107,19 @@ def _of_every_role(cfg: InferenceConfig, findings: Findings) -> None:
 
 def differences(prefix: str, node: Any, default: Any) -> Iterator[tuple[str, Any, Any]]:
     """(key, value, default) of every key that differs, in nested nodes too."""
-    for entry in fields(node):
-        key = f"{prefix}.{entry.name}"
-        value, expected = getattr(node, entry.name), getattr(default, entry.name)
-        if is_dataclass(value):
-            yield from differences(key, value, expected)
-        elif value != expected:
+    for (key, value), (_, expected) in zip(
+        leaves(prefix, node), leaves(prefix, default), strict=True
+    ):
+        if value != expected:
             yield key, value, expected
+
+
+def leaves(prefix: str, node: Any) -> Iterator[tuple[str, Any]]:
+    """(key, value) of every key, in nested nodes too."""
+    for entry in fields(node):
+        key = f"{prefix}.{entry.name}" if prefix else entry.name
+        value = getattr(node, entry.name)
+        if is_dataclass(value):
+            yield from leaves(key, value)
+        else:
+            yield key, value

@@ -19,6 +19,7 @@ from inferkit.offline.result import GenerationResult
 from inferkit.parallel.comm_manager import leave_ranks
 from inferkit.runtime.logs import log_to_file
 from inferkit.runtime.meeting import meeting
+from inferkit.runtime.place import common_facts
 from inferkit.runtime.rank_errors import error_event
 from inferkit.scheduler.step_record import StepRecord
 
@@ -37,7 +38,11 @@ def offline_worker(
         where = f"{place.master_addr}:{place.master_port}"
         text = f"waiting for {place.world_size} ranks at {where}"
         channel.send({"event": "stage", "text": text})
-    with meeting(place, on_stuck=lambda error: channel.send(error_event(error))) as met:
+    with meeting(
+        place,
+        on_stuck=lambda error: channel.send(error_event(error)),
+        facts=common_facts(config),
+    ) as met:
         run_offline(config, run_dir, place=met.place, channel=channel)
         met.has_finished = True
 

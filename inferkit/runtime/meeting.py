@@ -10,12 +10,12 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from inferkit.core.errors import WorkerError
+from inferkit.core.errors import ConfigError, WorkerError
 from inferkit.core.place import LOOPBACK, RankPlace
 from inferkit.runtime.peer_watch import OnStuck, PeerWatch
 from inferkit.runtime.place import ANY_ADDRESS, reserved_port
@@ -24,6 +24,8 @@ from inferkit.runtime.rank_errors import is_peer_loss
 TIMEOUT_S = 1800
 """Nodes may be started by hand, one after the other."""
 READ_GRACE_S = 30.0
+MAX_SHOWN = 6
+"""Differences of configurations in one message."""
 
 
 @dataclass(kw_only=True)
@@ -43,6 +45,7 @@ def meeting(
     *,
     on_stuck: OnStuck,
     make_run_dir: Callable[[], Path] | None = None,
+    facts: Mapping[str, str] | None = None,
     is_served: bool = False,
     attempt: str = "0",
 ) -> Iterator[Meeting]:
@@ -53,10 +56,12 @@ def meeting(
     Args:
         on_stuck: see `PeerWatch`.
         make_run_dir: called on rank 0 (None = the ranks share no run directory).
+        facts: what must be equal on all ranks, key -> value.
         is_served: something else than rank 0 listens at the master's port.
         attempt: differs where the same store is met at again.
 
     Raises:
+        ConfigError: a rank has other facts than rank 0; every rank is told which.
         WorkerError: a rank does not come, or rank 0 has failed to make the directory.
     """
     store = _open_store(place, is_served=is_served)
@@ -77,10 +82,11 @@ def meeting(
                 _wait_for_readers(store, key, place.world_size - 1)
                 raise
             found = {"run_dir": run_dir, "port": port, "watch": server.getsockname()[1]}
-            store.set(key, json.dumps(found))
-            watch.accept(server, timeout_s=TIMEOUT_S)
+            store.set(key, json.dumps(found | {"facts": dict(facts or {})}))
+            watch.accept(server, timeout_s=TIMEOUT_S, check=lambda: _check_refusal(store, key))
         else:
             found = _answer(store, key, place)
+            _compare(store, key, place, dict(facts or {}), found["facts"])
             watch.connect(LOOPBACK if is_one_node else place.master_addr, found["watch"])
         met = Meeting(
             place=replace(place, master_port=found["port"], is_served=False),
@@ -139,6 +145,31 @@ def _answer(store: Any, key: str, place: RankPlace) -> dict[str, Any]:
         store.add(f"{key}/read", 1)
         raise WorkerError(f"rank 0 cannot make the run directory: {found['error']}")
     return found
+
+
+def _compare(
+    store: Any, key: str, place: RankPlace, own: dict[str, str], of_rank_0: dict[str, str]
+) -> None:
+    """Refuse to join ranks that were started with another configuration, and let rank 0 know."""
+    names = [name for name in of_rank_0 | own if own.get(name) != of_rank_0.get(name)]
+    if not names:
+        return
+    shown = ", ".join(
+        f"{name}={own.get(name)} (rank 0: {of_rank_0.get(name)})" for name in names[:MAX_SHOWN]
+    )
+    more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
+    text = (
+        f"rank {place.rank} was started with another configuration than rank 0: {shown}{more}; "
+        "start all ranks with the same options"
+    )
+    store.set(f"{key}/refusal", text)
+    raise ConfigError(text)
+
+
+def _check_refusal(store: Any, key: str) -> None:
+    """On rank 0: raise what another rank has refused to join for."""
+    if store.check([f"{key}/refusal"]):
+        raise ConfigError(store.get(f"{key}/refusal").decode())
 
 
 def _wait_for_readers(store: Any, key: str, num_readers: int) -> None:

@@ -15,6 +15,7 @@ import signal
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -26,6 +27,7 @@ NUMBER = struct.Struct("!i")
 FINISHED = -1
 POLL_INTERVAL_S = 0.2
 CONNECT_TIMEOUT_S = 60
+CHECK_INTERVAL_S = 1.0
 INTERRUPT = signal.SIGURG
 """Wakes the main thread; by default the system ignores it."""
 STUCK_GRACE_S = 3.0
@@ -58,21 +60,35 @@ class PeerWatch:
         self._thread = threading.Thread(target=self._watch, name="peer watch", daemon=True)
         self._handler: Any = None
 
-    def accept(self, server: socket.socket, *, timeout_s: float) -> None:
+    def accept(
+        self,
+        server: socket.socket,
+        *,
+        timeout_s: float,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         """On rank 0: take the connection of every other rank.
+
+        Args:
+            check: called every second or so; what it raises ends the waiting.
 
         Raises:
             WorkerError: for so long no further rank has come.
         """
-        server.settimeout(timeout_s)
+        server.settimeout(min(timeout_s, CHECK_INTERVAL_S))
+        last_s = time.monotonic()
         while len(self._peers) < self.world_size - 1:
             try:
                 peer, _ = server.accept()
             except TimeoutError as error:
+                check()
+                if time.monotonic() - last_s < timeout_s:
+                    continue
                 raise WorkerError(
                     f"{len(self._peers) + 1} of {self.world_size} ranks are there, and for "
                     f"{timeout_s:.0f} s no other has come; have they failed?"
                 ) from error
+            last_s = time.monotonic()
             peer.settimeout(CONNECT_TIMEOUT_S)
             rank = _receive(peer)
             if rank is None or not 0 < rank < self.world_size:

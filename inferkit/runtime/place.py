@@ -12,11 +12,15 @@ from dataclasses import dataclass
 
 import psutil
 
-from inferkit.config.schema import ParallelConfig
+from inferkit.config.role_rules import leaves
+from inferkit.config.schema import InferenceConfig, ParallelConfig
 from inferkit.core.errors import ConfigError
 from inferkit.core.place import LOOPBACK, RankPlace
 
 NODE_RANK = "NODE_RANK"
+OWN_TO_A_NODE = frozenset(
+    {"model.path", "data.dataset_path", "platform.num_threads", "platform.device_memory"}
+)
 ANY_ADDRESS = ""
 
 
@@ -164,3 +168,11 @@ def reserved_port(port: int, *, host: str) -> Iterator[int]:
                 "choose another (on one node 0 = a free one)"
             ) from error
         yield reservation.getsockname()[1]
+
+
+def common_facts(config: InferenceConfig) -> dict[str, str]:
+    """Keys of a configuration that must be equal on all nodes, with their values.
+
+    Nodes may keep files at places of their own and differ in cores and memory.
+    """
+    return {key: str(value) for key, value in leaves("", config) if key not in OWN_TO_A_NODE}

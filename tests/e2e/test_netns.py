@@ -87,6 +87,22 @@ def test_two_nodes_generate_what_one_rank_does(tmp_path, tiny_hf_model, nodes):
     assert (tmp_path / "disk1" / "run" / "node1" / "rank3.log").exists()
 
 
+def test_nodes_of_different_configurations_are_told(tmp_path, tiny_hf_model, nodes):
+    """These would create different groups, and wait for each other for ever."""
+    model = tiny_hf_model("llama", eos_token_id=None)
+    runs = []
+    for number, (node, parallel) in enumerate(zip(nodes, ("tp4", "dp4"), strict=True)):
+        folder = tmp_path / f"disk{number}"
+        folder.mkdir()
+        words = command(model, *SHORT, *NODES, f"parallel={parallel}", "hydra.run.dir=run")
+        runs.append(start(folder, words, before=node))
+    outputs = [finish(run, 60) for run in runs]
+    assert [run.returncode for run in runs] == [1, 1]
+    for output in outputs:
+        assert "was started with another configuration than rank 0" in output
+        assert "parallel.attn_tp_size=1 (rank 0: 4)" in output and "Traceback" not in output
+
+
 def test_a_rank_that_dies_ends_both_nodes(tmp_path, tiny_hf_model, nodes):
     """DP ranks exchange nothing while they decode: only the watch can tell."""
     runs = start_long(tmp_path, tiny_hf_model("llama", eos_token_id=None), nodes, "dp2tp2")

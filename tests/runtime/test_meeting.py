@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from inferkit.core.errors import WorkerError
+from inferkit.core.errors import ConfigError, WorkerError
 from inferkit.core.place import LOOPBACK, RankPlace
 from inferkit.runtime.fork_server import start_fork_server
 from inferkit.runtime.meeting import meeting
@@ -164,3 +164,31 @@ def test_ranks_that_do_not_come_are_counted(monkeypatch):
         meeting(place(0, 3, port), on_stuck=print),
     ):
         pass
+
+
+def test_a_rank_of_another_configuration_is_refused_on_both_sides():
+    """The last one believes in another number of ranks, so that rank 0 would wait for ever."""
+    facts = {"parallel.world_size": "2", "model.dtype": "float32", "data.seed": "None"}
+    other = facts | {"parallel.world_size": "3", "data.seed": "7"}
+    faults = {}
+
+    def meet(own_place, own_facts):
+        try:
+            with meeting(own_place, on_stuck=print, facts=own_facts):
+                faults[own_place.rank] = "met"
+        except ConfigError as error:
+            faults[own_place.rank] = str(error)
+
+    with reserved_port(0, host=LOOPBACK) as port:
+        stranger = threading.Thread(target=meet, args=(place(2, 3, port), other))
+        stranger.start()
+        meet(place(0, 2, port), facts)
+        stranger.join(30)
+    assert (
+        faults[0]
+        == faults[2]
+        == (
+            "rank 2 was started with another configuration than rank 0: parallel.world_size=3 "
+            "(rank 0: 2), data.seed=7 (rank 0: None); start all ranks with the same options"
+        )
+    )
