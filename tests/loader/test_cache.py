@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from inferkit.core.errors import ModelLoadError
-from inferkit.loader.cache import cache_dir, locked, staged_folder
+from inferkit.core.model_cache import cache_dir
+from inferkit.loader.cache import locked, staged_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 
