@@ -13,7 +13,7 @@ from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from inferkit.core.request import FinishReason, TokenLogprobs
+from inferkit.core.request import FinishReason, Pair, TokenLogprobs
 from inferkit.core.sampling_params import MAX_SEED, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -65,6 +65,8 @@ class Generate(Message, tag="generate", frozen=True, kw_only=True):
     sampling: SamplingParams
     seed: Seed
     sample_index: SampleIndex = 0
+    pair: Pair | None = None
+    """Of a request that prefill and decode instances share; None = one instance does all of it."""
 
 
 class Abort(Message, tag="abort", frozen=True, kw_only=True):

@@ -23,6 +23,34 @@ class FinishReason(StrEnum):
     REFUSED = "refused"
     """The request can never run with this configuration; `finish_detail` names the numbers."""
     ABORT = "abort"
+    CONFLICT = "conflict"
+    """The room belongs to another request that still runs."""
+    UNAVAILABLE = "unavailable"
+    """Not this pair of instances, or not now: another attempt may do it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The two instances that serve an attempt, each in one life of its own, and where decode
+    learns how to reach prefill. Protocol section 1."""
+
+    prefill_id: str
+    prefill_epoch: int
+    decode_id: str
+    decode_epoch: int
+    bootstrap_url: str
+    """Of the prefill instance, `http://host:port`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handoff:
+    """What makes a request one half of a request: the other half has the same room and attempt."""
+
+    room: int
+    attempt: int
+    pair: Pair
+    remaining_ms: int
+    """Time that was left when the message arrived."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +79,8 @@ class Request:
     seed: int
     """Seed of the sampler; drawn by the creator of the request where the client sent none."""
     sample_index: int = 0
+    handoff: Handoff | None = None
+    """Of a request that is computed by two instances."""
     num_truncated_tokens: int = 0
     """Tokens that the prompt lost at its end because it was too long for the configuration."""
     max_tokens: int = 0
@@ -107,7 +137,7 @@ class Request:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Request":
         """Rebuild a request whose KV is not here: it is computed again from its tokens."""
-        values = dict(data)
+        values = dict(data) | {"handoff": None}
         values["sampling"] = SamplingParams(**values["sampling"])
         values["output_logprobs"] = [
             TokenLogprobs(**{**entry, "top": tuple((int(i), p) for i, p in entry["top"])})

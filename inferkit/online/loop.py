@@ -64,12 +64,13 @@ class OnlineLoop:
         """Every rank of the instance ticks alike; those of one DP rank get the same messages."""
         for message in self.feed.receive(self._wait_ms):
             self._take(message)
+        arrived = self.scheduler.advance_queues()
         is_busy = self._agree()
         result = self.scheduler.run_step(self.engine) if self.scheduler.has_work else None
         if is_busy and result is None and self.dp_group is not None:
             # Other DP ranks enter collectives: a missing rank dead-locks them.
             self.engine.forward_batch(dummy_batch(num_computed_tokens=1))
-        self._tell(result)
+        self._tell(arrived, result)
         self._wait_ms = self._next_wait_ms(is_busy, result)
         self.num_ticks += 1
 
@@ -117,8 +118,11 @@ class OnlineLoop:
         self.is_over = not stays
         return has_work and stays
 
-    def _tell(self, result: StepResult | None) -> None:
-        new_tokens = result.new_tokens if result is not None else {}
+    def _tell(self, arrived: dict[int, list[int]], result: StepResult | None) -> None:
+        """`arrived` are tokens that came without a step, before those of the step."""
+        new_tokens = dict(arrived)
+        for request_id, tokens in result.new_tokens.items() if result is not None else ():
+            new_tokens[request_id] = [*new_tokens.get(request_id, ()), *tokens]
         known = {**self.scheduler.running_requests, **self.scheduler.finished_requests}
         told = {
             self.requests.key_of(request_id): (known[request_id], len(tokens))

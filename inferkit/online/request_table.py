@@ -2,7 +2,7 @@
 
 from inferkit.core.errors import RequestError
 from inferkit.core.messages import Generate
-from inferkit.core.request import Request
+from inferkit.core.request import Handoff, Request
 from inferkit.online.limits import check_sampling, check_token_ids
 
 Key = tuple[int, int]
@@ -46,6 +46,7 @@ class RequestTable:
             sampling=message.sampling,
             seed=message.seed,
             sample_index=message.sample_index,
+            handoff=_handoff(message),
         )
 
     def id_of(self, key: Key) -> int | None:
@@ -59,3 +60,14 @@ class RequestTable:
         key = self._keys.pop(request_id)
         del self._ids[key]
         return key
+
+
+def _handoff(message: Generate) -> Handoff | None:
+    if message.pair is None:
+        return None
+    return Handoff(
+        room=message.room,
+        attempt=message.attempt,
+        pair=message.pair,
+        remaining_ms=message.remaining_ms,
+    )

@@ -170,6 +170,11 @@ class Scheduler:
 
     # -- one step ------------------------------------------------------------------------------
 
+    def advance_queues(self) -> dict[int, list[int]]:
+        """Move requests between queues by what happened outside of steps; returns tokens that
+        came without one. Every rank calls it once per tick, before `run_step`."""
+        return {}
+
     def run_step(self, engine: Engine, phase: Phase | None = None) -> StepResult | None:
         """Schedule, run and account one step.
 
