@@ -23,6 +23,8 @@ LOCK_STEP_WAIT_MS = 3
 """Where DP ranks go in step, one that waits for its own requests delays those of the others."""
 BLOCKED_WAIT_MS = 1
 """Requests wait for blocks that a transfer holds; nothing can be computed meanwhile."""
+PEER_WAIT_MS = 2
+"""A hand-off is under way: what other instances do is seen within so long."""
 
 
 class OnlineLoop:
@@ -123,9 +125,8 @@ class OnlineLoop:
         new_tokens = dict(arrived)
         for request_id, tokens in result.new_tokens.items() if result is not None else ():
             new_tokens[request_id] = [*new_tokens.get(request_id, ()), *tokens]
-        known = {**self.scheduler.running_requests, **self.scheduler.finished_requests}
         told = {
-            self.requests.key_of(request_id): (known[request_id], len(tokens))
+            self.requests.key_of(request_id): (self.scheduler.request_of(request_id), len(tokens))
             for request_id, tokens in new_tokens.items()
         }
         finished = self._refused
@@ -149,6 +150,8 @@ class OnlineLoop:
 
     def _next_wait_ms(self, is_busy: bool, result: StepResult | None) -> int:
         if not is_busy:
+            if self.scheduler.awaits_peers:
+                return PEER_WAIT_MS
             return IDLE_WAIT_MS if self.dp_group is None else LOCK_STEP_WAIT_MS
         return 0 if result is not None or self.dp_group is not None else BLOCKED_WAIT_MS
 

@@ -98,6 +98,16 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.waiting_queue or self.running_requests)
 
+    @property
+    def awaits_peers(self) -> bool:
+        """Whether something is under way with another instance, so that its end may be seen at
+        any moment by `advance_queues`. Equal on all ranks of a DP rank."""
+        return False
+
+    def request_of(self, request_id: int) -> Request:
+        """A request that is not forgotten, wherever it is."""
+        return self._requests[request_id]
+
     def add_request(self, request: Request) -> None:
         """Queue a request; one that can never run is finished at once with the reason.
 
