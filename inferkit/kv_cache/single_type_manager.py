@@ -6,6 +6,7 @@ read them from the cache later: attention inside a step reads the step's own key
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from inferkit.core.errors import KVCacheError
 from inferkit.kv_cache.block_pool import NULL_BLOCK, BlockPool
 
 
-class SingleTypeKVCacheManager:
+class SingleTypeKVCacheManager(ABC):
     """Base of full attention and sliding window; a subclass says which blocks must be real.
 
     `tables` is [max_num_requests + 1, W] int32; row 0 belongs to nobody and stays null.
@@ -43,25 +44,25 @@ class SingleTypeKVCacheManager:
 
     # -- what a subclass decides ---------------------------------------------------------------
 
+    @abstractmethod
     def first_real_block(self, num_tokens_after_step: int) -> int:
         """Index of the first block that anybody reads after a step which ends at this length."""
-        raise NotImplementedError
 
+    @abstractmethod
     def max_blocks_per_request(self, num_tokens: int) -> int:
         """Blocks that a request of `num_tokens` holds at most at any one time."""
-        raise NotImplementedError
 
+    @abstractmethod
     def num_steady_blocks(self, num_tokens: int) -> int:
         """Blocks that a request of `num_tokens` holds at most while it decodes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def blocks_held_back(self, request_id: int, num_reserved_tokens: int) -> int:
         """Free blocks that a new allocation must leave to other requests."""
-        raise NotImplementedError
 
+    @abstractmethod
     def longest_hit(self, content_hashes: Sequence[bytes]) -> list[bool]:
         """Entry n: a request may start with n cached blocks of this chain (n = 0..len)."""
-        raise NotImplementedError
 
     # -- allocation ----------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ Where every rank has all tokens, it computes those of its experts and one sum ov
 follows; else tokens travel to their experts and back (dispatch.py).
 """
 
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import torch
@@ -20,7 +21,7 @@ from inferkit.layers.moe.experts import LocalExperts
 from inferkit.layers.moe.tokens import MoETokens
 
 
-class ExpertParallelMoE(nn.Module):
+class ExpertParallelMoE(nn.Module, ABC):
     """Routed experts of one layer. A subclass has the router, equal on every rank, in `route`.
 
     Building one is collective.
@@ -60,12 +61,12 @@ class ExpertParallelMoE(nn.Module):
             ctx=ctx,
         )
 
+    @abstractmethod
     def route(self, x_GH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(weights [G, K] float32, expert ids [G, K] int64) of tokens; G may be 0.
 
         Ranks that bring the same tokens must choose the same.
         """
-        raise NotImplementedError
 
     def forward(self, x_TH: torch.Tensor, metadata: ForwardMetaData) -> torch.Tensor:
         """[T, H] -> [T, H]. Every rank must enter, with at least one token."""
