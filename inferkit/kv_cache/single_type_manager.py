@@ -101,6 +101,7 @@ class SingleTypeKVCacheManager(ABC):
         self._rows[request_id] = row
         self.tables[row, : len(blocks)] = blocks
 
+    @abstractmethod
     def remove_skipped(self, request_id: int, num_computed_tokens: int) -> None:
         """Free blocks that no later query of the request can see."""
 
@@ -176,6 +177,9 @@ class FullAttentionManager(SingleTypeKVCacheManager):
         for content_hash in content_hashes:
             hits.append(hits[-1] and self.pool.find(content_hash) is not None)
         return hits
+
+    def remove_skipped(self, request_id: int, num_computed_tokens: int) -> None:
+        """Every block stays visible."""
 
 
 class SlidingWindowManager(SingleTypeKVCacheManager):
