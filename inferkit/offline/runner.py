@@ -15,8 +15,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.text import Text
 
 from inferkit.config.schema import InferenceConfig
+from inferkit.core.errors import RequestError
 from inferkit.core.place import RankPlace
-from inferkit.offline.summary import PatientConsole, print_summary
+from inferkit.offline.summary import PatientConsole, num_refused, print_summary
 from inferkit.runtime.place import find_node
 from inferkit.runtime.rank_errors import PEER_GRACE_S, PeerLostError, error_event, worker_error
 from inferkit.runtime.worker_group import let_threads_sleep, run_workers
@@ -38,6 +39,7 @@ class OfflineRunner:
         Raises:
             ConfigError: this machine is no node of the run.
             WorkerError: a rank failed; the message is the rank's own.
+            RequestError: no request could run.
         """
         node = find_node(config.parallel)
         level = logging.getLevelName(logging.getLogger().level)
@@ -66,6 +68,7 @@ class OfflineRunner:
 
         Raises:
             WorkerError: this rank failed.
+            RequestError: on rank 0, no request could run.
         """
         let_threads_sleep()
         from inferkit.offline.worker import run_offline  # heavy: brings torch
@@ -96,9 +99,19 @@ class _Inbox:
         self.display: _Display | None = None
 
     def tell(self, run_dir: Path) -> dict[str, Any]:
-        """Print the summary; returns the metrics."""
-        print_summary(self.outcome["metrics"], self.outcome["results"], run_dir=run_dir)
+        """Print the summary; returns the metrics.
+
+        Raises:
+            RequestError: no request could run.
+        """
         metrics: dict[str, Any] = self.outcome["metrics"]
+        results = self.outcome["results"]
+        print_summary(metrics, results, run_dir=run_dir)
+        if num_refused(metrics) == metrics["num_requests"]:
+            raise RequestError(
+                f"nothing was generated, for all requests ({metrics['num_requests']}) were "
+                f"refused; the first: {results[0].finish_detail}"
+            )
         return metrics
 
     def send(self, event: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from inferkit.core.request import FinishReason
 from inferkit.offline.prompts import Prompt
 from inferkit.offline.result import GenerationResult
 
@@ -18,6 +19,8 @@ MAX_GENERATIONS = 4
 MAX_PROMPT_LEN = 100
 """Characters; long texts lose their end here, never in generations.jsonl."""
 MAX_TEXT_LEN = 300
+REFUSALS = (FinishReason.PROMPT_TOO_LONG, FinishReason.REFUSED)
+"""How a request ends that never ran."""
 
 
 class PatientConsole(Console):
@@ -40,9 +43,21 @@ def print_summary(
     for result in results[:MAX_GENERATIONS]:
         console.print(_generation(result))
     console.print(_metrics_table(metrics))
+    refused = num_refused(metrics)
+    if 0 < refused < metrics["num_requests"]:
+        warning = (
+            f"warning: {refused} of {metrics['num_requests']} requests were refused and generated "
+            "nothing; finish_detail in generations.jsonl says why"
+        )
+        console.print(Text(warning, style="yellow"), soft_wrap=True)
     if run_dir is not None:
         # Wrapped at no width: a path that is cut into lines cannot be copied.
         console.print(Text(f"run directory: {run_dir}"), soft_wrap=True)
+
+
+def num_refused(metrics: Mapping[str, Any]) -> int:
+    """Requests that could not run with this configuration."""
+    return sum(metrics["finish_reasons"].get(str(reason), 0) for reason in REFUSALS)
 
 
 def _generation(result: GenerationResult) -> Text:
@@ -81,7 +96,7 @@ def _metrics_table(metrics: Mapping[str, Any]) -> Table:
             for kind, step in metrics["steps"].items()
             if step["step_time_s"]["num"]
         },
-        "KV blocks": f"{used} of {total} at most",
+        "KV blocks": f"{used} of {total} at most" if total is not None else "-",
         "peak memory": f"{metrics['peak_memory_bytes'] / 2**30:.2f} GiB",
         "wall time": wall_time,
     }
