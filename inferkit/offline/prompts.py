@@ -16,6 +16,15 @@ Prompt: TypeAlias = str | list[dict[str, Any]] | list[int]
 
 DEFAULT_PROMPTS_PATH = Path(__file__).with_name("default_prompts.jsonl")
 
+JSONL_FIELDS = ("prompt", "messages", "id")
+KEY_OF_FIELD = {
+    **{name: f"data.{name}" for name in ("temperature", "top_p", "top_k", "min_p", "seed")},
+    **dict.fromkeys(
+        ("max_tokens", "max_new_tokens", "max_completion_tokens"), "scheduler.max_new_tokens"
+    ),
+}
+"""Fields by which other programs set the sampling of one prompt -> key that does for all."""
+
 
 # -- files -------------------------------------------------------------------------------------
 
@@ -24,7 +33,8 @@ def load_prompts(data: DataConfig) -> list[Prompt]:
     """The prompts that the `data` node names, at most `data.limit`.
 
     Formats, one JSON object per line:
-        jsonl: `prompt` (text or token ids) or `messages` (role and content each).
+        jsonl: `prompt` (text or token ids) or `messages` (role and content each), and `id`, which
+            is for the reader of the file. No other field: sampling is that of the whole run.
         LongBench: `context`, `input`; InfiniteBench: `context`, `input`, `options`. One user
             message is made of them; other fields are ignored.
 
@@ -92,6 +102,13 @@ def _parse_jsonl(record: dict[str, Any]) -> Prompt:
         raise _FieldError(
             f"fields {sorted(record)} found; exactly one of `prompt` and `messages` is needed"
         )
+    for name in record:
+        if name not in JSONL_FIELDS:
+            key = KEY_OF_FIELD.get(name)
+            advice = f"; for all prompts of the run set {key}" if key else ""
+            raise _FieldError(
+                f"field `{name:.40}` is not known; allowed is {', '.join(JSONL_FIELDS)}{advice}"
+            )
     prompt: Prompt = record[given[0]]
     if given == ["messages"] and not isinstance(prompt, list):
         raise _FieldError(f"field `messages` is {type(prompt).__name__}; allowed is a list")

@@ -107,6 +107,16 @@ def test_infinite_bench_appends_options(tmp_path: Path) -> None:
             r"field `messages`: message .* needs a string `content`",
         ),
         ({"messages": [{"content": "a"}]}, r"needs a string `role`"),
+        (
+            {"prompt": "a", "stop": ["\n"]},
+            r"a\.jsonl line 2: field `stop` is not known; allowed is prompt, messages, id$",
+        ),
+        (
+            {"messages": MESSAGES, "max_tokens": 4},
+            r"line 2: field `max_tokens` is not known; allowed is prompt, messages, id; for all "
+            r"prompts of the run set scheduler\.max_new_tokens$",
+        ),
+        ({"id": 1, "prompt": "a", "temperature": 0}, r"`temperature` .* set data\.temperature$"),
         ({"messages": [MESSAGES[0], "hi"]}, r"message 'hi' is no object with role and content"),
     ],
 )
