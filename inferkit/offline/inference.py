@@ -26,7 +26,7 @@ from inferkit.core.request import FinishReason, Request
 from inferkit.core.sampling_params import MAX_SEED, SamplingParams
 from inferkit.offline.output_processor import OutputProcessor
 from inferkit.offline.prompts import Prompt, render_prompt
-from inferkit.offline.result import GenerationResult
+from inferkit.offline.result import GenerationResult, OnResult
 from inferkit.runtime.assembly import assemble
 from inferkit.scheduler.step_record import StepRecord
 
@@ -78,13 +78,14 @@ class OfflineInference:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         on_step: OnStep = lambda record, num_finished: None,
+        on_result: OnResult = lambda result: None,
     ) -> list[GenerationResult]:
         """Generate for every prompt; no prompt is dropped, results keep the order.
 
         Args:
             prompts: text to complete, a list of chat messages, or token ids; one or many.
             sampling_params: for all prompts, or one for each (None = the `data` node's values).
-            on_step: called after each step.
+            on_step, on_result: see their types.
 
         Raises:
             RequestError: a prompt or parameter is wrong; nothing was generated.
@@ -101,17 +102,31 @@ class OfflineInference:
         scheduler, comm = self.parts.scheduler, self.parts.comm
         share = slice(comm.dp_rank, None, comm.layout.attn_dp_size)
         own = self.requests[share]
+        results: dict[int, GenerationResult] = {}
+
+        def take_finished() -> int:
+            for request in list(scheduler.finished_requests.values()):
+                result = processor.result(request)
+                results[request.request_id] = result
+                scheduler.forget(request.request_id)
+                on_result(result)
+            return len(results)
+
         try:
             for request, prompt in zip(own, many[share], strict=True):
                 scheduler.add_request(request)
                 processor.add(request, prompt)
+            take_finished()  # requests that can never run
             while self._has_work():
-                self._step(processor, on_step)
+                record = self._step(processor)
+                num_finished = take_finished()
+                if record is not None:
+                    on_step(record, num_finished)
         finally:
             for request in own:
                 scheduler.abort(request.request_id)
                 scheduler.forget(request.request_id)
-        return self._gather([processor.result(request) for request in own])
+        return self._gather([results[request.request_id] for request in own])
 
     def _has_work(self) -> bool:
         """Whether this rank must take another step, be it only to let another one do so."""
@@ -120,7 +135,8 @@ class OfflineInference:
             return has_work
         return bool(comm.group("dp_group").max(has_work))
 
-    def _step(self, processor: OutputProcessor, on_step: OnStep) -> None:
+    def _step(self, processor: OutputProcessor) -> StepRecord | None:
+        """Run one step; None = it was one for other ranks only."""
         scheduler = self.parts.scheduler
         result = scheduler.run_step(self.parts.engine)
         if result is None and scheduler.has_work:
@@ -131,13 +147,13 @@ class OfflineInference:
         if result is None:
             # Other DP ranks have work left and enter collectives: a missing rank dead-locks them.
             self.parts.engine.forward_batch(dummy_batch(num_computed_tokens=1))
-            return
+            return None
         for request_id, token_ids in result.new_tokens.items():
             if processor.process(request_id, token_ids):
                 scheduler.finish_request(request_id, FinishReason.STOP)
         record = replace(result.record, dp_rank=self.parts.comm.dp_rank)
         self.step_records.append(record)
-        on_step(record, len(scheduler.finished_requests))
+        return record
 
     def _gather(self, results: list[GenerationResult]) -> list[GenerationResult]:
         """Results, requests and steps of all DP ranks, in the order of the prompts."""

@@ -1,6 +1,7 @@
 """What a user gets for one prompt."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -70,6 +71,10 @@ class GenerationResult:
             entry["logprob"] = max(entry["logprob"], MIN_LOGPROB)
             entry["top"] = [(token_id, max(p, MIN_LOGPROB)) for token_id, p in entry["top"]]
         return json.dumps(values, ensure_ascii=False, allow_nan=False)
+
+
+OnResult = Callable[[GenerationResult], None]
+"""Called with each result of a DP rank as soon as its request has ended."""
 
 
 def ttft_s(request: Request) -> float | None:

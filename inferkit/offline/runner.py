@@ -17,6 +17,7 @@ from rich.text import Text
 from inferkit.config.schema import InferenceConfig
 from inferkit.core.errors import RequestError
 from inferkit.core.place import RankPlace
+from inferkit.offline.generations import keep_finished, remove_generations
 from inferkit.offline.summary import PatientConsole, num_refused, print_summary
 from inferkit.runtime.place import find_node
 from inferkit.runtime.rank_errors import PEER_GRACE_S, PeerLostError, error_event, worker_error
@@ -44,7 +45,11 @@ class OfflineRunner:
         node = find_node(config.parallel)
         level = logging.getLevelName(logging.getLogger().level)
         inbox = _Inbox()
-        with _display() as inbox.display, node.reserved_port(config.parallel) as port:
+        with (
+            _kept_generations(run_dir),
+            _display() as inbox.display,
+            node.reserved_port(config.parallel) as port,
+        ):
             places = node.places(config.parallel, master_port=port)
             run_workers(
                 ENTRYPOINT,
@@ -89,6 +94,20 @@ class OfflineRunner:
             is_alone = place.world_size == 1
             raise worker_error(place.rank, event, is_alone=is_alone, log_dir=run_dir) from error
         return {} if place.rank else inbox.tell(run_dir)
+
+
+@contextlib.contextmanager
+def _kept_generations(run_dir: Path) -> Iterator[None]:
+    """Keep and tell what was finished where a run does not come to its end."""
+    remove_generations(run_dir)
+    try:
+        yield
+    except BaseException:
+        num_kept = keep_finished(run_dir)
+        if num_kept is not None:
+            text = f"generations that were finished are kept: {num_kept}, in {run_dir}"
+            PatientConsole(stderr=True).print(Text(text), soft_wrap=True)
+        raise
 
 
 class _Inbox:

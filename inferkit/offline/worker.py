@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from inferkit.config.provenance import environment, record
 from inferkit.config.schema import InferenceConfig
 from inferkit.core.place import RankPlace
 from inferkit.core.protocols import Channel
+from inferkit.offline.generations import open_part, part_path, write_generations
 from inferkit.offline.inference import OfflineInference
 from inferkit.offline.metrics import collect_metrics
 from inferkit.offline.prompts import load_prompts
@@ -74,11 +76,18 @@ def run_offline(
     def on_step(step: StepRecord, num_finished: int) -> None:
         channel.send({"event": "step", "record": step, "num_finished": num_finished})
 
+    part = part_path(run_dir, place.rank)
+    keeping = open_part(part) if llm.parts.comm.is_dp_leader else nullcontext(_forget)
     try:
-        results = llm.generate(prompts, on_step=on_step)
+        with keeping as keep:
+            results = llm.generate(prompts, on_step=on_step, on_result=keep)
     finally:
         llm.parts.profiler.close()
     expert_load = llm.parts.engine.expert_load()  # every rank must ask
+    if place.rank == 0:
+        write_generations(run_dir, results)
+    llm.parts.comm.world.max(place.rank)  # the parts are needed until all of them are one file
+    part.unlink(missing_ok=True)
     if place.rank == 0:
         _write(
             llm,
@@ -100,9 +109,6 @@ def _write(
     expert_load: dict[int, list[int]] | None,
     channel: Channel,
 ) -> None:
-    with (run_dir / "generations.jsonl").open("w", encoding="utf-8") as file:
-        for result in results:
-            file.write(result.to_json() + "\n")
     metrics = collect_metrics(
         llm.step_records,
         llm.requests,
@@ -115,6 +121,10 @@ def _write(
     channel.send(
         {"event": "result", "metrics": metrics, "results": results[:4], "picture": picture}
     )
+
+
+def _forget(result: GenerationResult) -> None:
+    """Another rank has the same result."""
 
 
 class _Silence:

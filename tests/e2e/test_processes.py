@@ -70,6 +70,7 @@ def test_four_ranks_generate_what_one_does_and_leave_one_result(tmp_path, model,
     assert run.returncode == 0, output
     assert output.count("run directory:") == 1
     assert token_ids(tmp_path / "run") == expected
+    assert not list((tmp_path / "run").glob("generations.rank*"))
     for rank in range(4):
         log = (tmp_path / "run" / f"rank{rank}.log").read_text()
         assert f"[rank{rank}]" in log and "kind=decode" in log
@@ -100,6 +101,29 @@ def test_ranks_end_with_their_command(tmp_path, model, signum):
     assert run.returncode not in (0, None)
     assert "Traceback" not in output
     assert_ended(everybody)
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_what_was_finished(tmp_path, model, signum):
+    """Each DP rank has one request at a time and writes the finished ones itself."""
+    words = ("data.limit=16", "scheduler.max_new_tokens=100", "scheduler.batch_size=2")
+    run = start(tmp_path, command(model, *words, "parallel=dp2", "hydra.run.dir=run"))
+    parts = [tmp_path / "run" / f"generations.rank{rank}.jsonl" for rank in range(2)]
+    deadline = time.monotonic() + 60
+    while not all(part.exists() and "\n" in part.read_text() for part in parts):
+        assert run.poll() is None, run.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    run.send_signal(signum)
+    output = finish(run, 10)
+    lines = (tmp_path / "run" / "generations.jsonl").read_text().splitlines()
+    numbers = [json.loads(line)["request_id"] for line in lines]
+    assert numbers[:2] == [0, 1] and numbers == sorted(set(numbers)) and len(numbers) < 16
+    assert {json.loads(line)["finish_reason"] for line in lines} <= {"length", "stop"}
+    assert f"generations that were finished are kept: {len(lines)}, in " in output
+    assert run.returncode == (130 if signum == signal.SIGINT else 143)
+    assert not any(part.exists() for part in parts)
 
 
 @pytest.mark.multiproc

@@ -41,6 +41,19 @@ def test_order_and_number_of_results(llm):
     assert [result.token_ids for result in results[:5]] == alone
 
 
+def test_each_result_is_told_once_as_soon_as_it_is_there(llm):
+    params = [SamplingParams(temperature=0.0, max_tokens=n) for n in (9, 1, 5)]
+    told, finished = [], []
+    results = llm.generate(
+        [[5, 6], [5, 7], [5, 8]],
+        params,
+        on_step=lambda record, num_finished: finished.append((num_finished, len(told))),
+        on_result=told.append,
+    )
+    assert told == [results[1], results[2], results[0]]
+    assert finished == [(1, 1)] * 4 + [(2, 2)] * 4 + [(3, 3)]
+
+
 def test_no_prompts_give_no_results(llm):
     assert llm.generate([]) == []
 
