@@ -31,6 +31,9 @@ class CacheSpec:
     """Logical order of a physical buffer: block, token in block, head, dim."""
     window: int | None = None
     """Sliding window in tokens: a query sees itself and window - 1 tokens before it."""
+    num_model_heads: int | None = None
+    """Of the layer over all ranks, without padding and replicas; 1 for latents. None = not told,
+    which is enough for one instance but not for a hand-off between two."""
 
     @property
     def bytes_per_token(self) -> int:

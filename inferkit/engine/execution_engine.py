@@ -1,6 +1,7 @@
 """Runs batches: inputs -> forward -> sampling. Knows no queues and no text."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -42,9 +43,14 @@ class ExecutionEngine:
         self.worker.init()
         self.cache_specs = self.worker.cache_specs(self.max_model_len)
 
-    def init_cache(self, kv_cache: KVCacheManager) -> None:
-        """Allocate the pools that the manager sized, and read its tables from now on."""
-        self.worker.init_kvcache(self.cache_specs, kv_cache.num_blocks)
+    def init_cache(
+        self, kv_cache: KVCacheManager, allocate: Callable[[int], torch.Tensor] | None = None
+    ) -> None:
+        """Allocate the pools that the manager sized, and read its tables from now on.
+
+        `allocate`: see `ModelWorker.init_kvcache`.
+        """
+        self.worker.init_kvcache(self.cache_specs, kv_cache.num_blocks, allocate)
         comm = self.worker.ctx.comm
         builder = ContextParallelInputBuilder if comm.layout.cp_size > 1 else InputBuilder
         self._inputs = builder(

@@ -26,6 +26,9 @@ from inferkit.platforms.base import Platform
 
 logger = logging.getLogger(__name__)
 
+CACHE_ALIGNMENT = 4096
+"""Bytes: the caches of layers in one buffer begin at pages of their own."""
+
 
 class ModelWorker:
     """Two-phase: the constructor stores, `init` builds the model and loads its weights.
@@ -67,6 +70,8 @@ class ModelWorker:
         self.model: Any = None
         self.model_compiled: Forward | None = None
         self.num_weight_bytes = 0
+        self.cache_buffer: torch.Tensor | None = None
+        """[n] uint8 that all caches lie in, where they were allocated from outside."""
 
     def init(self) -> None:
         """Build the model on the device, load its weights, bring them into the device's layout."""
@@ -96,8 +101,17 @@ class ModelWorker:
             for layer_idx, module in enumerate(self._modules_with("cache_unit"))
         ]
 
-    def init_kvcache(self, specs: list[CacheSpec], num_blocks: Mapping[str, int]) -> None:
-        """Allocate the cache and bind `k_cache` and `v_cache` of every attention layer."""
+    def init_kvcache(
+        self,
+        specs: list[CacheSpec],
+        num_blocks: Mapping[str, int],
+        allocate: Callable[[int], torch.Tensor] | None = None,
+    ) -> None:
+        """Allocate the cache and bind `k_cache` and `v_cache` of every attention layer.
+
+        `allocate` gives zeroed uint8 memory of so many bytes, asked for once, that all caches are
+        laid into: memory that a transfer engine shares with other processes.
+        """
         is_contiguous = self.model.cache_specs() is None
         modules = self._modules_with("cache_unit" if is_contiguous else "cache_spec")
         if not modules or len(modules) != len(specs):
@@ -106,10 +120,21 @@ class ModelWorker:
                 f"{len(specs)} cache specs; each layer needs a cache_spec (paged) or a "
                 "cache_unit (contiguous)"
             )
-        for module, spec in zip(modules, specs, strict=True):
+        sizes = [num_blocks[spec.manager_key] * spec.bytes_per_block for spec in specs]
+        buffers: list[torch.Tensor | None] = [None] * len(specs)
+        if allocate is not None:
+            self.cache_buffer = allocate(sum(map(_aligned, sizes)))
+            buffers = list(self.cache_buffer.split(list(map(_aligned, sizes))))
+        for module, spec, buffer in zip(modules, specs, buffers, strict=True):
             module.k_cache, module.v_cache = self.platform.cache.allocate(
-                spec, num_blocks[spec.manager_key]
+                spec, num_blocks[spec.manager_key], buffer
             )
+
+    def kv_caches(self) -> list[tuple[torch.Tensor, ...]]:
+        """The cache tensors of each layer, in the order of the cache specs."""
+        is_contiguous = self.model.cache_specs() is None
+        modules = self._modules_with("cache_unit" if is_contiguous else "cache_spec")
+        return [(module.k_cache, module.v_cache) for module in modules]
 
     def compile_model(self) -> None:
         """Make the forward that decode steps use; called once, after a dummy prefill."""
@@ -147,3 +172,7 @@ class ModelWorker:
 
     def _modules_with(self, attribute: str) -> list[Any]:
         return [module for module in self.model.modules() if hasattr(module, attribute)]
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // CACHE_ALIGNMENT) * CACHE_ALIGNMENT

@@ -23,7 +23,7 @@ class Attention(nn.Module):
 
     `scale` multiplies the products of queries and keys (None = 1/sqrt(D)). `sinks` [N] is a
     parameter of the module around it, which loads it: one logit per query head that joins the
-    softmax's denominator.
+    softmax's denominator. `num_model_kv_heads` are those of the whole layer, without padding.
     """
 
     def __init__(
@@ -32,6 +32,7 @@ class Attention(nn.Module):
         layer_idx: int,
         num_kv_heads: int,
         head_dim: int,
+        num_model_kv_heads: int | None = None,
         window: int | None = None,
         scale: float | None = None,
         sinks: torch.Tensor | None = None,
@@ -54,6 +55,7 @@ class Attention(nn.Module):
             dtype=ctx.dtype_name,
             block_size=ctx.block_size,
             window=window,
+            num_model_heads=num_model_kv_heads,
         )
         self.k_cache: torch.Tensor | None = None
         self.v_cache: torch.Tensor | None = None

@@ -109,6 +109,7 @@ class LatentAttention(nn.Module):
             dims=(latent_size, rope_size),
             dtype=ctx.dtype_name,
             block_size=ctx.block_size,
+            num_model_heads=1,
         )
         self.k_cache: torch.Tensor | None = None
         """Latents."""

@@ -56,6 +56,7 @@ class Gemma3Attention(nn.Module):
         self.attention = Attention(
             layer_idx=layer_idx,
             num_kv_heads=self.num_kv_heads,
+            num_model_kv_heads=arch.num_key_value_heads,
             head_dim=arch.head_dim,
             window=arch.layer_windows[layer_idx],
             scale=arch.query_pre_attn_scalar**-0.5,

@@ -30,6 +30,7 @@ class GptOssAttention(DenseAttention):
         return Attention(
             layer_idx=layer_idx,
             num_kv_heads=self.num_kv_heads,
+            num_model_kv_heads=arch.num_key_value_heads,
             head_dim=arch.head_dim,
             window=arch.layer_windows[layer_idx],
             sinks=self.sinks,
