@@ -1,14 +1,15 @@
 """Composition that names every faulty override instead of stopping at the first."""
 
 import copy
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
-from inferkit.config.faults import Fault, Fix, closest, did_you_mean, shell_quote
+from inferkit.config.faults import Fault, Fix, closest, did_you_mean, key_of, shell_quote
 from inferkit.config.keys import (
     KeyInfo,
     accepts_integer,
@@ -20,8 +21,10 @@ from inferkit.config.keys import (
     leaf_keys,
     similar_keys,
 )
+from inferkit.config.parallel_rules import sizes_named
 from inferkit.config.space import ConfigSpace
 
+PARALLEL = "parallel"
 SIMILAR_CHOICE = 0.5
 """Choices are few, so that less likeness than elsewhere tells which one is meant (fp16)."""
 
@@ -45,7 +48,7 @@ def compose_checked(space: ConfigSpace, overrides: Sequence[str]) -> Composition
     for text in overrides:
         fault = syntax_fault(space, text) or _sweep_fault(space.parse(text))
         if fault is None and _is_group_choice(space, space.parse(text)):
-            fault = _group_fault(space, space.parse(text))
+            fault = _group_fault(space, space.parse(text), overrides)
             groups += [text] if fault is None else []
         elif fault is None:
             keys.append(text)
@@ -68,9 +71,10 @@ def syntax_fault(space: ConfigSpace, text: str) -> Fault | None:
     """A text that Hydra's grammar does not take, with the quoting that it would."""
     key, equals, value = text.partition("=")
     if not key.strip("+~"):
-        return Fault(key=text, problem="no key before the '='; write KEY=VALUE")
+        problem = "no key before the '='; write KEY=VALUE"
+        return Fault(key=text, problem=problem, fix=_without(text))
     if not equals and not text.startswith("~"):
-        return Fault(key=key, problem=f"has no value; write {key}=VALUE")
+        return Fault(key=key, problem=f"has no value; write {key}=VALUE", fix=_without(text))
     try:
         space.parse(text)
     except HydraException as error:
@@ -78,8 +82,8 @@ def syntax_fault(space: ConfigSpace, text: str) -> Fault | None:
         try:
             space.parse(quoted)
         except HydraException:
-            reason = str(error).splitlines()[0]
-            return Fault(key=key, given=text, problem=f"cannot be read as KEY=VALUE: {reason}")
+            problem = f"cannot be read as KEY=VALUE: {str(error).splitlines()[0]}"
+            return Fault(key=key, given=text, problem=problem, fix=_without(text))
         return Fault(
             key=key,
             given=text,
@@ -87,6 +91,11 @@ def syntax_fault(space: ConfigSpace, text: str) -> Fault | None:
             fix=Fix(add=(quoted,)),
         )
     return None
+
+
+def _without(text: str) -> Fix:
+    """The command without an override of which nobody can say what was meant."""
+    return Fix(drop=(key_of(text),))
 
 
 def _sweep_fault(override: Override) -> Fault | None:
@@ -111,7 +120,7 @@ def _is_group_choice(space: ConfigSpace, override: Override) -> bool:
     return space.is_group(override.key_or_group)
 
 
-def _group_fault(space: ConfigSpace, override: Override) -> Fault | None:
+def _group_fault(space: ConfigSpace, override: Override, overrides: Sequence[str]) -> Fault | None:
     group, text = override.key_or_group, override.input_line or ""
     has_default = group in space.defaults
     value = override.value()
@@ -123,15 +132,21 @@ def _group_fault(space: ConfigSpace, override: Override) -> Fault | None:
     if override.is_delete():
         return None
     unknown = [name for name in names if name not in options and name != "None"]
+    sizes = sizes_named(unknown[0]) if unknown and group == PARALLEL else {}
+    if sizes:
+        return _unwritten_option(text, sizes, overrides)
     if unknown:
         sign = "" if has_default else "+"
         guess = closest(unknown[0], options)
+        fix = _without(text) if has_default else None
+        if guess:
+            fix = Fix(add=(f"{sign}{group}={guess}",))
         return Fault(
             key=group,
             given=text,
             problem=f"there is no such option{did_you_mean(guess and f'{sign}{group}={guess}')}\n"
             f"options of {group}: {', '.join(options)}",
-            fix=Fix(add=(f"{sign}{group}={guess}",)) if guess else None,
+            fix=fix,
         )
     if has_default and (override.is_add() or override.is_force_add()):
         return Fault(
@@ -148,6 +163,22 @@ def _group_fault(space: ConfigSpace, override: Override) -> Fault | None:
             fix=Fix(add=(f"+{plain}",)),
         )
     return None
+
+
+def _unwritten_option(text: str, sizes: Mapping[str, int], overrides: Sequence[str]) -> Fault:
+    """A choice of sizes that has no file: what the file would hold is written in its place."""
+    own = {key_of(other) for other in overrides}
+    keys = {f"{PARALLEL}.{name}": size for name, size in sizes.items()}
+    return Fault(
+        key=PARALLEL,
+        given=text,
+        problem="there is no such option, for only common sizes are files; give the sizes: "
+        + " ".join(f"{key}={size}" for key, size in keys.items()),
+        fix=Fix(
+            add=tuple(f"{key}={size}" for key, size in keys.items() if key not in own),
+            drop=(PARALLEL,),
+        ),
+    )
 
 
 def _composable(space: ConfigSpace, groups: list[str]) -> tuple[list[str], dict[str, Fault]]:
@@ -191,7 +222,7 @@ def _key_fault(space: ConfigSpace, cfg: DictConfig, text: str) -> Fault | None:
         space.apply(text, cfg)
         return None
     except HydraException as error:
-        fix = None
+        fix = _without(text)
         is_dictionary_entry = info.is_free or (is_dictionary(info.hint) and isinstance(value, dict))
         if is_dictionary_entry and not text.startswith(("+", "~")):
             problem = "a new entry of a free-form dictionary is added with '+'"
@@ -219,12 +250,11 @@ def _type_fault(key: str, value: object, hint: object, text: str) -> Fault:
     fixed: str | None = closest(str(value), enum_members(hint), SIMILAR_CHOICE)
     if accepts_integer(hint) and isinstance(value, float) and value.is_integer():
         fixed = str(int(value))
-    return Fault(
-        key=key,
-        given=text,
-        problem=f"must be {describe_type(hint)}{did_you_mean(fixed and f'{key}={fixed}')}",
-        fix=Fix(add=(f"{key}={fixed}",)) if fixed else None,
-    )
+    problem = f"must be {describe_type(hint)}{did_you_mean(fixed and f'{key}={fixed}')}"
+    if accepts_integer(hint) and isinstance(value, float) and math.isfinite(value):
+        fixed = str(int(value))
+    fix = Fix(add=(f"{key}={fixed}",)) if fixed else _without(text)
+    return Fault(key=key, given=text, problem=problem, fix=fix)
 
 
 def _unknown_key(space: ConfigSpace, cfg: DictConfig, override: Override, key: str) -> Fault:
@@ -243,6 +273,8 @@ def _unknown_key(space: ConfigSpace, cfg: DictConfig, override: Override, key: s
         where = info.parent or ("hydra" if override.is_hydra_override() else "the configuration")
         problem += f"\nkeys of {where}: {', '.join(info.siblings)}"
     if key != override.key_or_group:
-        return Fault(key=key, given=text, problem=f"{key}: {problem}")
-    fix = Fix(add=(f"{near[0]}{equals}{value}",), drop=(key,)) if len(near) == 1 else None
+        return Fault(key=key, given=text, problem=f"{key}: {problem}", fix=_without(text))
+    fix = _without(text)
+    if near and equals:
+        fix = Fix(add=(f"{near[0]}{equals}{value}",), drop=(key,))
     return Fault(key=key, given=text, problem=problem, fix=fix)

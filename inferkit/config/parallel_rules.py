@@ -1,6 +1,7 @@
 """Rules of the `parallel` node: sizes that divide, nodes that are all there."""
 
 import math
+import re
 from typing import Any
 
 from inferkit.config.faults import Findings, Fix
@@ -11,6 +12,27 @@ SIZES = (*(f"{kind}_tp_size" for kind in TP_SIZES), "cp_size")
 COMMON_PORT = 29500
 """Torch's own choice; an example for a user who has none."""
 MAX_PORT = 65535
+OPTION = re.compile(r"(?:tp|dp|ep|cp)[1-9]\d{0,5}|dp[1-9]\d{0,5}tp[1-9]\d{0,5}")
+"""Names that an option of conf/parallel may have; a file is there for the common ones."""
+
+
+def sizes_named(option: str) -> dict[str, int]:
+    """Sizes other than 1 that an option of this name sets; none where it is no such name.
+
+    tpN: every layer on N ranks. epN: so too, but whole experts on each. dpN: N copies, experts
+    spread over all. dpDtpT: D sets of T ranks. cpN: prompts divided among N ranks.
+    """
+    if OPTION.fullmatch(option) is None:
+        return {}
+    named = {kind: int(size) for kind, size in re.findall(r"([a-z]+)(\d+)", option)}
+    tp_size = named.get("tp") or named.get("ep") or 1
+    kinds = [kind for kind in TP_SIZES if kind != "moe" or named.keys() == {"tp"}]
+    sizes = {
+        "world_size": named.get("dp", 1) * tp_size * named.get("cp", 1),
+        **{f"{kind}_tp_size": tp_size for kind in kinds},
+        "cp_size": named.get("cp", 1),
+    }
+    return {name: size for name, size in sizes.items() if size > 1}
 
 
 def layout(cfg: InferenceConfig, findings: Findings) -> None:

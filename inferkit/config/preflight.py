@@ -209,20 +209,43 @@ def _corrected(
 
 def _corrected_sweep(command: Command, sweep: _Sweep, checker: Checker) -> Command | None:
     """The sweep without the axis values that no good cell has; faults of all cells cured."""
-    shared = shared_faults(sweep.cells, sweep.by_cell)
-    command = command.fixed(fault.fix for fault in shared if fault.fix and fault.given)
-    for fault in shared:
-        if fault.fix and fault.fix.add and not fault.given:
-            command = command.renamed(fault.key, key_of(fault.fix.add[0]))
-    if shared:
+    for _ in range(MAX_CORRECTIONS):
+        corrected = _without_shared(command, sweep)
+        if corrected == command:
+            break
+        command = corrected
         sweep = _check_sweep(command, checker)
     bad = sweep.by_cell
     good = [cell for cell in sweep.cells if cell.number not in bad]
     fixes = narrowed(checker.space, command.overrides, good)
     if not good or fixes is None:
-        return None
+        return _corrected_cell(command, sweep, checker)
     corrected = command.fixed(fixes)
     return None if _all_faults(corrected, checker) else corrected
+
+
+def _without_shared(command: Command, sweep: _Sweep) -> Command:
+    """The sweep after the fixes of faults that every cell has."""
+    shared = shared_faults(sweep.cells, sweep.by_cell)
+    command = command.fixed(fault.fix for fault in shared if fault.fix and fault.given)
+    for fault in shared:
+        if fault.given or fault.fix is None:
+            continue
+        known = key_of(fault.fix.add[0]) if fault.fix.add else fault.key
+        if known == fault.key:
+            command = command.fixed([Fix(drop=(fault.key,))])  # no value of the axis would do
+        else:
+            command = command.renamed(fault.key, known)
+    return command
+
+
+def _corrected_cell(command: Command, sweep: _Sweep, checker: Checker) -> Command | None:
+    """The first cell alone, where every cell has a fault of its own."""
+    cell = sweep.cells[0]
+    hydra = [text for text in command.overrides if key_of(text).startswith("hydra.")]
+    command = replace(command, overrides=(*hydra, *cell.overrides))
+    works, is_example = _corrected(command, sweep.by_cell.get(cell.number, []), checker)
+    return None if is_example else works
 
 
 def _all_faults(command: Command, checker: Checker) -> list[Fault]:

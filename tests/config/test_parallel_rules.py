@@ -7,6 +7,7 @@ import pytest
 
 from inferkit.config.check import Checker
 from inferkit.config.faults import Command
+from inferkit.config.parallel_rules import sizes_named
 from inferkit.config.preflight import preflight
 from inferkit.config.rules import check_rules
 from inferkit.config.schema import ParallelConfig
@@ -44,6 +45,26 @@ def test_an_option_is_what_its_name_says(checker: Checker, option: str) -> None:
 
     assert config is not None
     assert config.parallel == named(option)
+
+
+@pytest.mark.parametrize("option", [*OPTIONS, "tp3", "dp3tp5", "ep6", "cp7"])
+def test_sizes_are_told_from_the_name_of_an_option(option: str) -> None:
+    assert ParallelConfig(**sizes_named(option)) == named(option)
+
+
+@pytest.mark.parametrize(
+    "option", ["tp", "tp0", "xp2", "tp2dp2", "tp2x", "ep2tp2", "1", "tp1000000"]
+)
+def test_other_names_tell_no_sizes(option: str) -> None:
+    assert sizes_named(option) == {}
+
+
+def test_a_size_of_the_users_own_stays_where_an_option_has_no_file(space: ConfigSpace) -> None:
+    assert works(space, "parallel=dp3tp2", "parallel.moe_tp_size=2", "data.limit=3") == (
+        "parallel.world_size=6 parallel.attn_tp_size=2 parallel.embed_tp_size=2 "
+        "parallel.lmhead_tp_size=2 parallel.dense_tp_size=2 parallel.shared_tp_size=2 "
+        "parallel.o_proj_tp_size=2 parallel.moe_tp_size=2 data.limit=3"
+    )
 
 
 @pytest.mark.parametrize("option", OPTIONS)

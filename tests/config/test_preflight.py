@@ -53,7 +53,18 @@ def test_a_good_command(space: ConfigSpace) -> None:
     [
         (["scheduler.bath_size=3"], ["scheduler.batch_size=3"]),
         (["+scheduler.bath_size=3"], ["scheduler.batch_size=3"]),
-        (["parallel=tp15", "data.limit=3"], ["parallel=tp1", "data.limit=3"]),
+        (["parallel=tp1x", "data.limit=3"], ["parallel=tp1", "data.limit=3"]),
+        (["parallel=dp3"], ["parallel.world_size=3"]),
+        (
+            ["parallel=cp3", "data.limit=3"],
+            [f"parallel.{n}_size=3" for n in ("world", "cp")] + ["data.limit=3"],
+        ),
+        (["parallel.attn_tp_size=2.5"], ["parallel.attn_tp_size=2", "parallel.world_size=2"]),
+        (["scheduler.batch_size=abc", "data.limit=3"], ["data.limit=3"]),
+        (["parallel.foo=1", "data.limit=3"], ["data.limit=3"]),
+        (["++data={topp:0.3}", "data.limit=3"], ["data.limit=3"]),
+        (["seed=3"], ["data.seed=3"]),
+        (["scheduler.batch_size", "~data.limit", "=3"], []),
         (["+platform=cpu"], ["platform=cpu"]),
         (["+scheduler.batch_size=3"], ["scheduler.batch_size=3"]),
         (["scheduler.batch_size=8.0"], ["scheduler.batch_size=8"]),
@@ -153,6 +164,29 @@ def test_a_misspelt_axis_is_told_once_and_renamed(space: ConfigSpace) -> None:
     assert suggestion(verdict) == [
         "-m", "scheduler.batch_size=1,2", "exe_mode=eager", "data.min_p=0",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "works"),
+    [
+        (["scheduler.batch_size=1,abc"], ["scheduler.batch_size=1"]),
+        (["scheduler.batch_size=a,b", "data.seed=1,2"], ["data.seed=1,2"]),
+        (["parallel.foo=1,2", "data.seed=1,2"], ["data.seed=1,2"]),
+        (["parallel=tp2,tp3", "data.seed=1,2"], ["parallel=tp2", "data.seed=1,2"]),
+        # what the first correction brings to light is corrected too, and no axis is lost
+        (
+            ["data.seed=1,2", "parallel.attn_tp_size=2.5"],
+            ["data.seed=1,2", "parallel.attn_tp_size=2", "parallel.world_size=2"],
+        ),
+        # every cell has a fault of its own: the first alone
+        (["parallel=dp3,dp5", "data.seed=1,2"], ["parallel.world_size=3", "data.seed=1"]),
+    ],
+)
+def test_the_suggested_sweep_works(space: ConfigSpace, words: list[str], works: list[str]) -> None:
+    verdict = run(space, "-m", *words)
+
+    assert suggestion(verdict) == ["-m", *works]
+    assert run(space, "-m", *works).is_good
 
 
 def test_groups_may_be_swept(space: ConfigSpace) -> None:
