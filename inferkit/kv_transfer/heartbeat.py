@@ -32,6 +32,12 @@ class Heartbeat:
     def forget(self, name: str) -> None:
         self._watched.pop(name, None)
 
+    def hasten(self, name: str, delay_s: float) -> None:
+        """Probe a peer within `delay_s`, where that is sooner than its interval says."""
+        watch = self._watched.get(name)
+        if watch is not None:
+            watch.next_probe = min(watch.next_probe, self.clock() + delay_s)
+
     def due(self) -> list[str]:
         """Peers to probe now; each answer or failure is told."""
         now = self.clock()
@@ -39,6 +45,11 @@ class Heartbeat:
         for name in names:
             self._watched[name].next_probe = now + self.interval_s
         return names
+
+    def seconds_to_next(self) -> float | None:
+        """Until a peer is due; None = nobody is watched."""
+        times = [watch.next_probe for watch in self._watched.values()]
+        return max(0.0, min(times) - self.clock()) if times else None
 
     def on_answer(self, name: str) -> bool:
         """Whether a lost peer is back."""

@@ -1,0 +1,129 @@
+"""The HTTP interface of a bootstrap server, on a port of its own beside that of an instance.
+
+    PUT  /bootstrap/register_rank      a prefill rank says where it receives (Register, as JSON)
+    GET  /bootstrap/route              where all ranks are; 503 until every one has registered
+    POST /bootstrap/register_dp_rank   which set of ranks computes a room
+    POST /bootstrap/query_dp_ranks     the same, asked
+    GET  /bootstrap/health             the instance lives; whether a route can be had
+
+With a secret, everything but /health must be signed, and every answer is. Numbers of 64 bits
+travel as JSON integers: every reader is one of ours. No answer waits for anything.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from fastapi import FastAPI
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from inferkit.core.messages import DECODE_ERRORS
+from inferkit.core.transfer_messages import Register
+from inferkit.kv_transfer.route import HEALTH_PATH, MAX_BODY_BYTES, REGISTER_PATH, ROUTE_PATH
+from inferkit.kv_transfer.signature import HttpSignatures
+from inferkit.online.bootstrap_table import MAX_QUERIED_ROOMS, BootstrapTable
+from inferkit.online.errors import BadRequest, ServiceError, TooLarge
+
+
+class Unsigned(ServiceError):
+    """The caller does not prove that it knows the secret."""
+
+    status = 401
+    kind = "authentication_error"
+
+
+class DPRankBody(msgspec.Struct, forbid_unknown_fields=True):
+    bootstrap_room: int
+    dp_rank: int
+
+
+class RoomsBody(msgspec.Struct, forbid_unknown_fields=True):
+    bootstrap_rooms: Annotated[list[int], msgspec.Meta(max_length=MAX_QUERIED_ROOMS)]
+
+
+B = TypeVar("B")
+
+
+def make_bootstrap_app(table: BootstrapTable, *, secret: bytes = b"") -> FastAPI:
+    """The application; it shares the event loop of its instance.
+
+    Args:
+        secret: shared by all instances; empty = nothing is signed (loopback only).
+    """
+    app = FastAPI(title="inferkit bootstrap", docs_url=None, redoc_url=None, openapi_url=None)
+    signatures = HttpSignatures(secret=secret)
+
+    async def answer(request: Request, work: Callable[[bytes], Any], *, signed: bool) -> Response:
+        path = request.url.path
+        status = 200
+        headers: Mapping[str, str] = {}
+        try:
+            body = await _body(request)
+            given = request.headers.get(HttpSignatures.HEADER, "")
+            if signed and not signatures.is_request_valid(given, request.method, path, body):
+                raise Unsigned(
+                    f"{HttpSignatures.HEADER}: this server takes only what is signed with its "
+                    "secret; give all instances the same one (disagg.secret_env)"
+                )
+            result = work(body)
+        except ServiceError as error:
+            status, headers, result = error.status, error.headers, error.body
+        except ClientDisconnect:
+            return Response()  # nobody reads it
+        content = msgspec.json.encode(result)
+        headers = {**headers, **signatures.answer_headers(path, status, content)}
+        return Response(content, status, headers, media_type="application/json")
+
+    def route(method: str, path: str, work: Callable[[bytes], Any], *, signed: bool = True) -> None:
+        async def endpoint(request: Request) -> Response:
+            return await answer(request, work, signed=signed)
+
+        app.add_api_route(path, endpoint, methods=[method])
+
+    def register_rank(body: bytes) -> dict[str, str]:
+        table.register(_decode(body, Register))
+        return {"status": "ok"}
+
+    def register_dp_rank(body: bytes) -> dict[str, str]:
+        given = _decode(body, DPRankBody)
+        table.register_dp_rank(given.bootstrap_room, given.dp_rank)
+        return {"status": "ok"}
+
+    def query_dp_ranks(body: bytes) -> dict[str, int]:
+        rooms = _decode(body, RoomsBody).bootstrap_rooms
+        return {str(room): rank for room, rank in table.query_dp_ranks(rooms).items()}
+
+    route("PUT", REGISTER_PATH, register_rank)
+    route("GET", ROUTE_PATH, lambda _: table.route())
+    route("POST", "/bootstrap/register_dp_rank", register_dp_rank)
+    route("POST", "/bootstrap/query_dp_ranks", query_dp_ranks)
+    route("GET", HEALTH_PATH, lambda _: table.health(), signed=False)
+    return app
+
+
+async def _body(request: Request) -> bytes:
+    """Raises:
+    TooLarge: it is longer than any registration.
+    """
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise TooLarge(f"the body is longer than {MAX_BODY_BYTES} bytes")
+    return bytes(body)
+
+
+def _decode(body: bytes, kind: type[B]) -> B:
+    """Raises:
+    BadRequest: it is not of this kind; the field is named.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except DECODE_ERRORS as error:
+        text = str(error)
+        field = re.search(r"field `(\w+)`", text), re.search(r"`\$\.?([^`]*)`$", text)
+        names = [found[1] for found in reversed(field) if found is not None and found[1]]
+        name = ".".join(names)
+        raise BadRequest(f"{name or 'body'}: {text}", param=name or None) from error

@@ -1,0 +1,142 @@
+"""A rank registers for as long as it lives, over real HTTP."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from inferkit.kv_transfer.registration import RankRegistration
+from tests.kv_transfer.bootstrap import (
+    layout,
+    listening,
+    port_of,
+    registration,
+    serving,
+    serving_app,
+    table,
+    until,
+    url_of,
+)
+
+INTERVAL_S = 0.2
+LOGGER = "inferkit.kv_transfer.registration"
+
+
+class Ranks:
+    """All ranks of an instance, started and closed together."""
+
+    def __init__(self, url: str, num_ranks: int = 1, **options: Any) -> None:
+        self.ranks = [
+            RankRegistration(
+                url=url,
+                register=registration(rank, layout=layout(tp=num_ranks)),
+                **({"interval_s": INTERVAL_S} | options),
+            )
+            for rank in range(num_ranks)
+        ]
+
+    def __enter__(self) -> "Ranks":
+        for rank in self.ranks:
+            rank.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for rank in self.ranks:
+            rank.close()
+
+    @property
+    def are_registered(self) -> bool:
+        return all(rank.is_registered for rank in self.ranks)
+
+
+def test_sixteen_ranks_register_at_once() -> None:
+    known = table()
+    with serving(known) as url, Ranks(url + "/", 16) as ranks:
+        until(lambda: ranks.are_registered)
+        assert known.health().ready
+        assert known.route().ranks["0,0,15"].rank_port == 7015
+
+
+def test_a_server_that_restarts_empty_hears_of_every_rank_within_the_interval() -> None:
+    with serving(table()) as url:
+        with Ranks(url, 2) as ranks:
+            until(lambda: ranks.are_registered)
+            later = table()
+            assert not later.health().ready
+        port = port_of(url)
+    with Ranks(url, 2) as ranks:
+        until(lambda: not ranks.are_registered)
+        with serving(later, port) as again:
+            assert again == url
+            until(lambda: later.health().ready)
+            until(lambda: ranks.are_registered)
+
+
+def test_a_rank_that_goes_on_registering_is_not_forgotten() -> None:
+    known = table(interval_s=INTERVAL_S)
+    with serving(known) as url:
+        with Ranks(url) as ranks:
+            until(lambda: ranks.are_registered)
+            first = known._entries[0].expires_at
+            until(lambda: known._entries[0].expires_at > first + 3 * INTERVAL_S)
+            assert known.health().ready
+        until(lambda: not known.health().ready)
+
+
+def test_what_is_wrong_is_logged_when_it_changes_and_not_with_every_try(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
+    with listening() as listener:
+        url = url_of(listener)
+    with Ranks(url) as ranks:
+        until(lambda: len(caplog.messages) == 1)
+        with serving(table(epoch=9), port_of(url)):
+            until(lambda: len(caplog.messages) == 2)
+        until(lambda: len(caplog.messages) == 3)
+        known = table()
+        with serving(known, port_of(url)):
+            until(lambda: ranks.are_registered)
+            until(lambda: known._entries[0].expires_at > known.clock() + known.ttl_s - 0.1)
+    refused, conflict, _, registered = caplog.messages[:4]
+    assert "rank=0 cannot register" in refused and "ConnectError" in refused
+    assert "status 409" in conflict and "epoch=1 of rank 0" in conflict and "9;" in conflict
+    assert "rank=0 is registered" in registered
+
+
+def test_a_server_that_never_answers_is_given_up_and_asked_again() -> None:
+    with listening() as listener:
+        with Ranks(url_of(listener)) as ranks:
+            listener.settimeout(10)
+            for _ in range(2):
+                listener.accept()[0].close()
+            assert not ranks.are_registered
+        for rank in ranks.ranks:
+            assert not rank._thread.is_alive()
+
+
+def test_answers_that_make_no_sense_are_no_registration() -> None:
+    async def nonsense(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 302, "headers": [(b"location", b"/")]})
+        await send({"type": "http.response.body", "body": b"\xff" * 5000})
+
+    with serving_app(nonsense) as url, Ranks(url) as ranks:
+        until(lambda: "302" in str(ranks.ranks[0]._fault))
+        assert len(str(ranks.ranks[0]._fault)) < 400
+
+
+def test_a_registration_is_signed_with_the_secret() -> None:
+    known = table()
+    with serving(known, secret=b"a" * 16) as url:
+        with Ranks(url, secret=b"b" * 16) as ranks:
+            until(lambda: "401" in str(ranks.ranks[0]._fault))
+        assert not known.health().ready
+        with Ranks(url, secret=b"a" * 16) as ranks:
+            until(lambda: ranks.are_registered)
+        assert known.health().ready
+
+
+def test_close_may_come_before_start() -> None:
+    rank = RankRegistration(url="http://127.0.0.1:1", register=registration())
+    rank.close()
+    assert not rank.is_registered
