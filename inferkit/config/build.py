@@ -20,6 +20,21 @@ RUNTIME_KEYWORDS: Mapping[str, frozenset[str]] = {
     "scheduler": frozenset({"kv_cache", "max_model_len", "eos_token_ids", "clock", "attn_dp_size"}),
 }
 """Node -> what the wiring page (`inferkit.runtime.assembly`) gives its target beside the node."""
+TRANSFER_KEYWORDS = frozenset({"epoch", "rank", "host", "device_id", "receives"})
+ROLE_KEYWORDS: Mapping[tuple[str, str], frozenset[str]] = {
+    ("scheduler", "prefill"): frozenset({"transfer"}),
+    ("scheduler", "decode"): frozenset({"transfer", "host_store"}),
+    ("disagg.transfer", "prefill"): TRANSFER_KEYWORDS,
+    ("disagg.transfer", "decode"): TRANSFER_KEYWORDS,
+}
+"""The same of (node, role), where a role's component gets more."""
+
+
+def runtime_keywords(key: str, role: str | None) -> frozenset[str]:
+    """What the target of node `key` is called with beside the node's own keys."""
+    return RUNTIME_KEYWORDS.get(key, frozenset()) | ROLE_KEYWORDS.get(
+        (key, role or ""), frozenset()
+    )
 
 
 def build(node: TargetConfig, *, allowed_targets: Sequence[str], key: str, **runtime: Any) -> Any:

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from omegaconf import DictConfig, OmegaConf
 
+from inferkit.config.check_cluster import ClusterPlan, RoleOutcome, plan_cluster
+from inferkit.config.cluster_roles import CLUSTER
 from inferkit.config.components import check_components
 from inferkit.config.faults import Fault, Findings
 from inferkit.config.memory import check_memory
@@ -49,17 +51,16 @@ class Checker:
     def check_overrides(self, overrides: Sequence[str]) -> Checked:
         """Compose and check; every fault of all overrides is found."""
         composition = compose_checked(self.space, overrides)
-        return self.check_composed(composition.cfg, composition.faults)
+        checked = self.check_composed(composition.cfg, composition.faults)
+        if composition.cfg.role != CLUSTER:
+            return checked
+        return self._with_roles(overrides, checked, self._typed(composition.cfg))
 
     def check_composed(self, cfg: DictConfig, known: Sequence[Fault] = ()) -> Checked:
         """Check a composed configuration, of which `known` faults were found before."""
         found = structure_faults(cfg)
-        if found:
-            cfg = cfg.copy()
-            set_neutral(cfg, _keys(found))
-            found = [fault for fault in found if fault.key not in _keys(known)]
-        typed = OmegaConf.to_object(cfg)
-        assert isinstance(typed, InferenceConfig), "the root of a configuration is typed"
+        typed = self._typed(cfg, found)
+        found = [fault for fault in found if fault.key not in _keys(known)]
         return self.check_config(typed, [*known, *found])
 
     def check_config(self, cfg: InferenceConfig, known: Sequence[Fault] = ()) -> Checked:
@@ -86,6 +87,41 @@ class Checker:
             config=None if faults else resolve_automatic(cfg, context_len=context_len),
             files=files,
         )
+
+    def plan(
+        self, overrides: Sequence[str], cfg: InferenceConfig, known: Sequence[Fault] = ()
+    ) -> ClusterPlan:
+        """What a cluster of this command line starts, checked."""
+
+        def check(words: Sequence[str]) -> RoleOutcome:
+            found = self.check_overrides(words)
+            return found.faults, found.warnings, found.config
+
+        return plan_cluster(overrides, cfg, check, known=known, is_run=self.is_run)
+
+    def _with_roles(
+        self, overrides: Sequence[str], checked: Checked, cfg: InferenceConfig
+    ) -> Checked:
+        """The check of a cluster with what was found in its roles."""
+        plan = self.plan(overrides, cfg, checked.faults)
+        faults = (*checked.faults, *plan.faults)
+        return replace(
+            checked,
+            faults=faults,
+            warnings=tuple(dict.fromkeys([*checked.warnings, *plan.warnings])),
+            config=None if faults else checked.config,
+        )
+
+    @staticmethod
+    def _typed(cfg: DictConfig, found: Sequence[Fault] | None = None) -> InferenceConfig:
+        """The typed configuration, with harmless values where its structure has faults."""
+        found = structure_faults(cfg) if found is None else found
+        if found:
+            cfg = cfg.copy()
+            set_neutral(cfg, _keys(found))
+        typed = OmegaConf.to_object(cfg)
+        assert isinstance(typed, InferenceConfig), "the root of a configuration is typed"
+        return typed
 
     def _model_files(self, cfg: InferenceConfig) -> ModelFiles:
         model = cfg.model

@@ -6,7 +6,7 @@ Classes are read from their source, so a check imports nothing and torch stays o
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from inferkit.config.build import RUNTIME_KEYWORDS, node_keywords, not_allowed
+from inferkit.config.build import node_keywords, not_allowed, runtime_keywords
 from inferkit.config.faults import Fault, Fix, closest, did_you_mean, show
 from inferkit.config.resolve import resolve_platform
 from inferkit.config.schema import InferenceConfig, TargetConfig
@@ -28,13 +28,15 @@ def check_components(cfg: InferenceConfig, index: SourceIndex) -> Iterator[Fault
     }
     if cfg.model.with_ckpt:
         nodes["model.loader"] = cfg.model.loader
+    if cfg.role in ("prefill", "decode") and cfg.disagg.transfer._target_:
+        nodes["disagg.transfer"] = cfg.disagg.transfer
     yield from _check_model(cfg, index)
     for key, node in nodes.items():
         found = _find(f"{key}._target_", node._target_, cfg.allowed_targets, index)
         if isinstance(found, Fault):
             yield found
         else:
-            yield from _check_keywords(key, node, found, index)
+            yield from _check_keywords(key, node, found, index, runtime_keywords(key, cfg.role))
 
 
 def _bad_prefixes(prefixes: Sequence[str]) -> Iterator[Fault]:
@@ -64,12 +66,11 @@ def _find(
 
 
 def _check_keywords(
-    key: str, node: TargetConfig, found: Definition, index: SourceIndex
+    key: str, node: TargetConfig, found: Definition, index: SourceIndex, runtime: frozenset[str]
 ) -> Iterator[Fault]:
-    """The constructor must take the node's keys, and `params` beside them."""
+    """The constructor must take the node's keys and `runtime`, and `params` beside them."""
     keywords = index.keywords(found)
     own = set(node_keywords(node))
-    runtime = RUNTIME_KEYWORDS.get(key, frozenset())
     given = own | runtime
     target = f"{key}._target_={node._target_}"
     refused = sorted(given - keywords.names) if not keywords.takes_any else []

@@ -25,8 +25,11 @@ def check_memory(
 
     Only on a CPU, whose memory the ranks of a node share, or where platform.device_memory is
     given; else the worker asks its device. A run needs that memory here; without one it may be
-    another machine's, and a shape that nothing can run here is not refused for this one.
+    another machine's, and a shape that nothing can run here is not refused for this one. A router
+    runs no model, and the instances of a cluster are checked one by one.
     """
+    if resolved.role in ("router", "cluster"):
+        return
     planned, here = resolved.platform.device_memory, _memory_here(resolved)
     if is_run and here and planned > here:
         note = f"; platform.device_memory={planned} is more than this machine has"

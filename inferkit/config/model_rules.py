@@ -11,6 +11,8 @@ from inferkit.core.errors import ConfigError
 def check_model(resolved: InferenceConfig, arch: Any, findings: Findings) -> None:
     """Apply every rule of this page; `arch` is what `parse_arch` of the family returned."""
     _context(resolved, arch, findings)
+    if resolved.role == "router":
+        return  # it runs no model
     _prefix_cache(resolved, arch, findings)
     _experts(resolved, arch, findings)
 

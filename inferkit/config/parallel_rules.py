@@ -72,10 +72,15 @@ def _fix(parallel: ParallelConfig, fault: LayoutFault, faults: list[LayoutFault]
 
 
 def nodes(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -> None:
-    """node_ips, devices_per_node and master_port among each other and with the world."""
+    """node_ips, devices_per_node and master_port among each other and with the world.
+
+    A router has no ranks: where it has a split, that came with the experiment of its model.
+    """
     parallel = cfg.parallel
+    if cfg.role == "router":
+        return
     _addresses(parallel, findings)
-    _devices_per_node(parallel, findings)
+    _devices_per_node(cfg, findings)
     port, is_several = parallel.master_port, len(parallel.node_ips) > 1
     key = "parallel.master_port"
     if not 0 <= port <= MAX_PORT:
@@ -96,8 +101,10 @@ def _addresses(parallel: ParallelConfig, findings: Findings) -> None:
         findings.refuse("parallel.node_ips", ips, problem, use=known)
 
 
-def _devices_per_node(parallel: ParallelConfig, findings: Findings) -> None:
+def _devices_per_node(cfg: InferenceConfig, findings: Findings) -> None:
+    parallel = cfg.parallel
     world, per_node = parallel.world_size, parallel.devices_per_node
+    listed = f"{cfg.role}_ips" if cfg.role in ("prefill", "decode") else ""
     num_nodes = max(1, len(parallel.node_ips))
     key, related = "parallel.devices_per_node", ("parallel.world_size", "parallel.node_ips")
 
@@ -117,10 +124,16 @@ def _devices_per_node(parallel: ParallelConfig, findings: Findings) -> None:
     elif per_node > world:
         problem = f"is more than world_size={world}; allowed is {world}, or 0 (all on this node)"
         refuse(problem, 0)
+    elif listed and per_node and world % per_node:
+        problem = f"must divide world_size={world}, or be 0 (all on this node)"
+        refuse(problem, max(n for n in range(1, per_node + 1) if world % n == 0))
+    elif listed and getattr(cfg.disagg, listed):
+        return  # instances of several nodes each, which follow one another in the list
     elif num_nodes == 1 and per_node not in (0, world):
+        key_of_list = f"disagg.{listed}" if listed else "parallel.node_ips"
         refuse(
             f"world_size={world} takes {-(-world // per_node)} nodes of {per_node} ranks: list "
-            "their addresses in parallel.node_ips, the master first; allowed is "
+            f"their addresses in {key_of_list}, the master first; allowed is "
             f"{world}, or 0 (all on this node)",
             0,
         )

@@ -213,7 +213,10 @@ def dataset(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings)
 def unused_keys(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -> None:
     """Options that mean nothing in the chosen mode."""
     model, kv_cache, mode = cfg.model, cfg.kv_cache, cfg.exe_mode
-    if kv_cache.host_bytes != 0:
+    if kv_cache.host_bytes < 0:
+        problem = "is out of range; allowed is 0 (a quarter of the pool) or a number of bytes"
+        findings.refuse("kv_cache.host_bytes", kv_cache.host_bytes, problem, use=0)
+    elif kv_cache.host_bytes != 0 and cfg.role != "decode":
         problem = "has no effect: only a decode role keeps retracted requests in host memory"
         findings.refuse("kv_cache.host_bytes", kv_cache.host_bytes, problem, drop=True)
     if cfg.platform.version is not None and resolved.platform._target_ == CPU_PLATFORM:

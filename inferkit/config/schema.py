@@ -31,6 +31,16 @@ class DisaggMode(StrEnum):
     decode = "decode"
 
 
+class RouterPolicy(StrEnum):
+    hash = "hash"
+    least_loaded = "least_loaded"
+
+
+class FirstToken(StrEnum):
+    prefill = "prefill"
+    decode = "decode"
+
+
 OnFailure = StrEnum("OnFailure", ["continue", "stop"])
 
 
@@ -235,6 +245,7 @@ class TransferConfig(TargetConfig):
     _target_: str = ""
     """KV transfer engine between prefill and decode; empty without a role."""
     num_threads: int = 4
+    """Threads of a rank that move bytes."""
 
 
 @dataclass(kw_only=True)
@@ -242,11 +253,17 @@ class DisaggConfig:
     """A role's place in the network, and the hand-off between prefill and decode."""
 
     mode: DisaggMode = DisaggMode.none
+    """Which half of the hand-off this is; set by the role."""
     prefill_ips: list[str] = field(default_factory=list)
+    """Nodes of all prefill instances, one instance after the other, each leader first; a node
+    listens on its listed address. Empty = one instance on this node, on loopback."""
     decode_ips: list[str] = field(default_factory=list)
+    """The same of decode."""
     bootstrap_port: int = 18800
+    """Where decode learns of the ranks of a prefill instance; 0 = a free one is chosen and told."""
     http_host: str | None = None
-    """Address that the HTTP interface listens on (null = 127.0.0.1, 0.0.0.0 = every one)."""
+    """Address that the HTTP interface listens on (null = the node's listed address, else
+    127.0.0.1; 0.0.0.0 = every one)."""
     http_port: int = 8000
     """0 = a free one is chosen and told."""
     zmq_port: int = 5555
@@ -257,36 +274,60 @@ class DisaggConfig:
     verify_digest: bool = False
     """Compare a digest of every transfer on both sides."""
     lease_s: float = 30.0
+    """Decode gives a transfer up this long after the last sign of prefill."""
     transfer_timeout_s: float = 300.0
+    """Decode gives a transfer up this long after its admission."""
     handshake_timeout_s: float = 300.0
+    """Prefill gives a request up whose decode side has not come forward."""
     fence_timeout_s: float = 5.0
+    """Decode cuts a writer off that has not acknowledged an abort."""
     stash_s: float = 60.0
+    """Prefill forgets a decode side whose request has not come."""
     write_timeout_s: float = 10.0
+    """A write of the transfer engine ends by then, or its connection does."""
     heartbeat_interval_s: float = 5.0
+    """Period in which decode, and the router, look after the instances that they use."""
     heartbeat_misses: int = 3
+    """Beats in a row that may be missed before an instance is taken for lost."""
     register_interval_s: float = 5.0
+    """Period in which ranks of prefill register, and instances join the router, again."""
     secret_env: str | None = None
-    """Environment variable that holds the shared secret of control messages."""
+    """Environment variable that holds the shared secret of control messages; needed where a role
+    talks beyond this machine."""
 
 
 @dataclass(kw_only=True)
 class RouterConfig:
+    """The role that clients talk to; it pairs prefill and decode instances."""
+
     host: str = "127.0.0.1"
+    """Address that it listens on (0.0.0.0 = every one)."""
     port: int = 8000
+    """0 = a free one is chosen and told."""
     prefill_urls: list[str] = field(default_factory=lambda: ["http://127.0.0.1:8001"])
+    """Instances that it knows from the start; others join with disagg.router_url."""
     decode_urls: list[str] = field(default_factory=lambda: ["http://127.0.0.1:8100"])
-    policy: str = "hash"
+    policy: RouterPolicy = RouterPolicy.hash
+    """hash = by the request's room; least_loaded = by outstanding tokens."""
     retries: int = 1
+    """Further pairs that a request is tried on before its first token."""
     request_timeout_s: float = 1800.0
     """End-to-end limit of a request."""
-    first_token: str = "decode"
+    first_token: FirstToken = FirstToken.decode
+    """Whose first token the client gets: prefill's comes earlier, but ends retries."""
 
 
 @dataclass(kw_only=True)
 class ClusterConfig:
+    """Router, prefill and decode instances on this host, started by one command."""
+
     prefill: int = 1
+    """Prefill instances."""
     decode: int = 1
+    """Decode instances."""
     prefill_overrides: str = ""
+    """Further words of the command line for prefill alone, such as
+    "parallel=tp2 scheduler.batch_size=8"."""
     decode_overrides: str = ""
 
 

@@ -137,7 +137,7 @@ def test_runtime_keywords_are_those_of_the_wiring_page() -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "build":
             keywords = {k.arg: k.value for k in node.keywords}
             key = ast.literal_eval(keywords["key"])
-            given[key] = {str(name) for name in keywords} - {"allowed_targets", "key"}
+            given[key] = {name for name in keywords if name} - {"allowed_targets", "key"}
 
     assert {key: set(names) for key, names in RUNTIME_KEYWORDS.items()} == {
         key: names for key, names in given.items() if names

@@ -8,19 +8,20 @@ import pytest
 from inferkit.cli import run as run_command
 from inferkit.config.check import Checker
 from inferkit.config.resolve import resolve_automatic
-from inferkit.config.role_rules import OFFLINE_RUNNER, ONLINE_RUNNER
+from inferkit.config.role_rules import (
+    DECODE_SCHEDULER,
+    OFFLINE_RUNNER,
+    ONLINE_RUNNER,
+    PREFILL_SCHEDULER,
+    ROLES,
+    ROUTER_RUNNER,
+    SCHEDULER,
+    UNFINISHED_ROLES,
+)
 from inferkit.config.rules import check_rules
-from inferkit.config.schema import InferenceConfig, RunnerConfig
+from inferkit.config.schema import DisaggMode, RunnerConfig, SchedulerConfig
 from inferkit.config.space import ConfigSpace
-from tests.config.configs import changed
-
-
-def in_role(role: str = "serve", **values: Any) -> InferenceConfig:
-    return replace(changed(**values), role=role, runner=RunnerConfig(_target_=ONLINE_RUNNER))
-
-
-def faults(cfg: InferenceConfig) -> list[str]:
-    return [str(fault) for fault in check_rules(cfg).faults]
+from tests.config.configs import changed, faults_of, in_role
 
 
 def test_a_role_composes_and_is_checked(space: ConfigSpace) -> None:
@@ -92,25 +93,125 @@ def test_a_role_composes_and_is_checked(space: ConfigSpace) -> None:
     ],
 )
 def test_keys_of_the_role_serve(values: dict[str, Any], found: list[str]) -> None:
-    assert faults(in_role(**values)) == found
+    assert faults_of(in_role(**values)) == found
 
 
 def test_a_role_that_is_not_there_is_named() -> None:
-    assert faults(in_role("decode")) == [
-        "role=decode: is no role of this version; there is +role=serve"
+    assert faults_of(replace(changed(), role="encode")) == [
+        "role=encode: is no role of this version; there is +role=serve"
     ]
 
 
+@pytest.mark.parametrize("role", sorted(UNFINISHED_ROLES))
+def test_an_unfinished_role_is_refused(role: str) -> None:
+    assert faults_of(in_role(role)) == [
+        f"role={role}: is not finished in this version; there is +role=serve"
+    ]
+
+
+@pytest.mark.usefixtures("finished_roles")
+@pytest.mark.parametrize("role", list(ROLES))
+def test_a_role_with_its_own_parts_has_no_fault(role: str) -> None:
+    assert faults_of(in_role(role)) == []
+
+
+@pytest.mark.usefixtures("finished_roles")
 def test_a_runner_goes_with_its_role() -> None:
-    offline, online = (RunnerConfig(_target_=name) for name in (OFFLINE_RUNNER, ONLINE_RUNNER))
-    assert faults(replace(in_role(), runner=offline)) == [
+    offline, online, router = (
+        RunnerConfig(_target_=name) for name in (OFFLINE_RUNNER, ONLINE_RUNNER, ROUTER_RUNNER)
+    )
+    assert faults_of(replace(in_role(), runner=offline)) == [
         "runner=offline: does not serve, which +role=serve asks for; leave the runner to the role"
     ]
-    assert faults(replace(changed(), runner=online)) == [
+    assert faults_of(replace(changed(), runner=online)) == [
         "runner=online: serves a role; choose one, such as +role=serve"
     ]
+    assert faults_of(replace(changed(), runner=router)) == [
+        "runner=router: serves a role; choose one, such as +role=router"
+    ]
+    assert faults_of(replace(in_role("decode"), runner=router)) == [
+        "runner=router: is not what +role=decode runs; leave the runner to the role"
+    ]
     own = RunnerConfig(_target_="mypackage.Runner")
-    assert faults(replace(in_role(), runner=own)) == []
+    assert faults_of(replace(in_role("decode"), runner=own)) == []
+
+
+@pytest.mark.usefixtures("finished_roles")
+@pytest.mark.parametrize(
+    ("role", "scheduler", "problem"),
+    [
+        ("prefill", DECODE_SCHEDULER, "decode: is for +role=decode, and this is +role=prefill; "),
+        ("decode", PREFILL_SCHEDULER, "prefill: is for +role=prefill, and this is +role=decode; "),
+        ("decode", SCHEDULER, "default: hands no KV over, as +role=decode must; "),
+        ("serve", DECODE_SCHEDULER, "decode: is for +role=decode, and this is +role=serve; "),
+        (None, PREFILL_SCHEDULER, "prefill: is for +role=prefill, and this is a run without a r"),
+    ],
+)
+def test_a_scheduler_goes_with_its_role(role: str | None, scheduler: str, problem: str) -> None:
+    cfg = replace(
+        in_role(role) if role else changed(), scheduler=SchedulerConfig(_target_=scheduler)
+    )
+    (fault,) = faults_of(cfg)
+    assert fault.startswith(f"scheduler={problem}")
+    own = replace(cfg, scheduler=SchedulerConfig(_target_="mypackage.Scheduler"))
+    assert faults_of(own) == []
+
+
+@pytest.mark.usefixtures("finished_roles")
+def test_a_mode_goes_with_its_role() -> None:
+    prefill = in_role("prefill")
+    decoding = replace(prefill, disagg=replace(prefill.disagg, mode=DisaggMode.decode))
+    assert faults_of(decoding) == [
+        "disagg.mode=decode: contradicts +role=prefill, which has disagg.mode=prefill; leave it "
+        "to the role"
+    ]
+    assert faults_of(changed(disagg__mode=DisaggMode.decode)) == [
+        "disagg.mode=decode: is a part of a role; choose +role=decode"
+    ]
+
+
+@pytest.mark.usefixtures("finished_roles")
+@pytest.mark.parametrize(
+    ("role", "values", "found"),
+    [
+        ("decode", {"router__policy": "least_loaded"}, "router.policy=least_loaded: has no"),
+        ("prefill", {"cluster__decode": 2}, "cluster.decode=2: has no effect in +role=prefill"),
+        ("router", {"disagg__http_port": 9}, "disagg.http_port=9: has no effect in +role=router"),
+        ("cluster", {"disagg__zmq_port": 9}, "disagg.zmq_port=9: has no effect in +role=cluster"),
+        (
+            "cluster",
+            {"router__decode_urls": []},
+            "router.decode_urls=[]: has no effect in +role=cluster",
+        ),
+        (
+            "decode",
+            {"parallel__cp_size": 2, "parallel__world_size": 2},
+            "parallel.cp_size=2: is for prefill alone: ranks of a decode role share no prompt's",
+        ),
+        (
+            "prefill",
+            {
+                "parallel__cp_size": 2,
+                "parallel__world_size": 4,
+                "parallel__attn_tp_size": 2,
+            },
+            "parallel.cp_size=2: ",
+        ),
+    ],
+)
+def test_keys_that_do_not_go_with_a_role(role: str, values: dict[str, Any], found: str) -> None:
+    texts = faults_of(in_role(role, **values))
+    assert texts and texts[0].startswith(found)
+
+
+@pytest.mark.usefixtures("finished_roles")
+def test_a_router_tells_that_its_instances_have_their_own_split() -> None:
+    cfg = in_role("router", parallel__world_size=32, parallel__devices_per_node=16)
+    assert [str(warning) for warning in check_rules(cfg).warnings] == [
+        "parallel.world_size, parallel.devices_per_node: has no effect in +role=router: its "
+        "instances have their own"
+    ]
+    assert faults_of(cfg) == []
 
 
 def test_prompts_of_an_offline_run_are_told_to_have_no_effect() -> None:

@@ -151,7 +151,7 @@ def test_dataset_and_its_path(tmp_path: Path) -> None:
     [
         (
             {"disagg__mode": DisaggMode.prefill},
-            "disagg.mode=prefill: has no effect without a role",
+            "disagg.mode=prefill: is a part of a role; choose +role=prefill",
         ),
         (
             {"disagg__transfer": TransferConfig(num_threads=2)},

@@ -1,0 +1,266 @@
+"""The roles of a cluster: the command line of each, and whether they fit one another.
+
+A cluster is one host with a router, prefill and decode instances. Their overrides are those of the
+cluster's own command line, then what belongs to one role alone.
+"""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from inferkit.config.faults import Command, Fault, Fix, key_of, show
+from inferkit.config.network_rules import ports
+from inferkit.config.resolve import CPU_PLATFORM
+from inferkit.config.role_rules import ROLES
+from inferkit.config.schema import InferenceConfig
+
+CLUSTER, ROUTER, PREFILL, DECODE = "cluster", "router", "prefill", "decode"
+INSTANCES = (PREFILL, DECODE)
+OWN_NODES = ("cluster", "router", "hydra", "runner", "role")
+"""What the command line of a cluster says of these is not passed on to instances."""
+UNREAD_BY_ROUTER = ("parallel", "kv_cache", "scheduler", "exe_mode", "platform", "engine.warm_up")
+FREE_PORTS: Mapping[str, tuple[str, ...]] = {
+    PREFILL: ("disagg.http_port=0", "disagg.bootstrap_port=0", "disagg.zmq_port=0"),
+    DECODE: ("disagg.http_port=0", "disagg.zmq_port=0"),
+    ROUTER: ("router.prefill_urls=[]", "router.decode_urls=[]"),
+}
+EQUAL_KEYS: Mapping[str, tuple[str, ...]] = {
+    "model": ("model.name", "model._target_"),
+    "model_fingerprint": ("model.path", "model.arch", "model.with_ckpt", "data.seed"),
+    "dtype": ("model.dtype",),
+    "layout": ("platform._target_",),
+    "block_size": ("kv_cache.block_size",),
+    "transfer_engine": ("disagg.transfer._target_", "disagg.transfer.params"),
+    "verify_digest": ("disagg.verify_digest",),
+    "timers": ("disagg.lease_s",),
+    "limits": ("engine.max_model_len", "disagg.secret_env"),
+}
+"""What prefill and decode must have in common -> the keys that decide it. The first seven are
+fields of the layout that they compare when they meet; its other fields follow from the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """What one rank may take of this host, where all ranks of a cluster share it; 0 = all."""
+
+    device_memory: int = 0
+    """Bytes."""
+    num_threads: int = 0
+
+    @property
+    def overrides(self) -> list[str]:
+        values = {
+            "platform.device_memory": self.device_memory,
+            "platform.num_threads": self.num_threads,
+        }
+        return [f"{key}={value}" for key, value in values.items() if value]
+
+
+def role_words(
+    overrides: Sequence[str], role: str, own: Sequence[str] = (), *, shares: Shares | None = None
+) -> list[str]:
+    """Overrides of one role of a cluster; later ones win.
+
+    Args:
+        overrides: of the cluster's command line.
+        own: of this role alone.
+    """
+    given = [text for text in overrides if _is_passed_on(text, role)]
+    added = [*FREE_PORTS[role], *(shares.overrides if shares and role != ROUTER else ())]
+    words = {key_of(text): text for text in added}
+    # Groups that are appended apply in the order of the command line, so the role keeps its place.
+    words |= {key_of(t): f"+role={role}" if key_of(t) == "role" else t for t in given}
+    words |= {key_of(text): text for text in own}
+    return list(words.values())
+
+
+def _is_passed_on(text: str, role: str) -> bool:
+    key = key_of(text)
+    node = key.partition(".")[0]
+    if key == "role":
+        return True
+    if role == ROUTER and node == "disagg":
+        return key in ROLES[ROUTER].keys
+    if role == ROUTER and node == "router":
+        return key not in ("router.prefill_urls", "router.decode_urls")
+    if role == ROUTER and key != "scheduler.max_new_tokens":
+        unread = any(f"{key}.".startswith(f"{name}.") for name in UNREAD_BY_ROUTER)
+        return not unread and node not in OWN_NODES
+    return node not in OWN_NODES or key == "hydra.verbose"
+
+
+def own_words(cfg: InferenceConfig, role: str) -> list[str]:
+    """The words of `cluster.<role>_overrides`.
+
+    Raises:
+        ValueError: a quote is not closed.
+    """
+    text: str = getattr(cfg.cluster, f"{role}_overrides", "")
+    return shlex.split(text)
+
+
+def unusable_words(cfg: InferenceConfig) -> Iterator[Fault]:
+    """What is wrong with the `cluster` node itself."""
+    for role in INSTANCES:
+        count: int = getattr(cfg.cluster, role)
+        if count < 1:
+            key = f"cluster.{role}"
+            problem = "is out of range; allowed is >= 1"
+            fix = Fix(add=(f"{key}=1",))
+            yield Fault(key=key, given=f"{key}={count}", problem=problem, fix=fix)
+        key = f"cluster.{role}_overrides"
+        given = f"{key}={show(getattr(cfg.cluster, f'{role}_overrides'))}"
+        try:
+            words = own_words(cfg, role)
+        except ValueError as error:
+            yield Fault(key=key, given=given, problem=f"cannot be read as words: {error}")
+            continue
+        for word in words:
+            problem = _word_problem(word, role)
+            if problem:
+                yield Fault(key=key, given=given, problem=f"{word} {problem}")
+                break
+
+
+def _word_problem(word: str, role: str) -> str:
+    if "=" not in word:
+        return "is no override; write KEY=VALUE, with spaces between several"
+    node = key_of(word).partition(".")[0]
+    if node == "role":
+        return f"chooses a role, which is {role} already"
+    if node in ("cluster", "router", "hydra"):
+        return f"belongs to the cluster, not to {role}; write it on the command line itself"
+    return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleCheck:
+    """What the check of one role of a cluster has found."""
+
+    role: str
+    words: Sequence[str]
+    own: Sequence[str]
+    faults: Sequence[Fault]
+    config: InferenceConfig | None
+
+
+def merged_faults(checks: Sequence[RoleCheck], known: Sequence[Fault]) -> list[Fault]:
+    """Faults of roles, each once with the roles that have it, without those that are `known`."""
+    seen = {(fault.key, fault.problem) for fault in known}
+    of_roles: dict[tuple[str, str, str], list[RoleCheck]] = {}
+    found: dict[tuple[str, str, str], Fault] = {}
+    for check in checks:
+        for fault in check.faults:
+            if (fault.key, fault.problem) not in seen:
+                identity = (fault.key, fault.given, fault.problem)
+                of_roles.setdefault(identity, []).append(check)
+                found[identity] = fault
+    fixes = {check.role: _fixed_words(check) for check in checks}
+    merged = []
+    for identity, fault in found.items():
+        holders = of_roles[identity]
+        names = ", ".join(check.role for check in holders)
+        fix: Fix | None = fault.fix
+        own = [check for check in holders if _is_own(check, fault)]
+        if own:
+            parts = [fixes[check.role] for check in own]
+            fix = None if None in parts else Fix(add=tuple(part for part in parts if part))
+        given = f"{names}: {fault.given or fault.key}"
+        merged.append(replace(fault, given=given, fix=fix, related=()))
+    return merged
+
+
+def _is_own(check: RoleCheck, fault: Fault) -> bool:
+    keys = {key_of(text) for text in check.own}
+    return any(f"{fault.key}.".startswith(f"{key}.") for key in keys)
+
+
+def _fixed_words(check: RoleCheck) -> str | None:
+    """`cluster.<role>_overrides=...` with all its faults cured; None = not known."""
+    if check.role == ROUTER:
+        return None
+    faults = [fault for fault in check.faults if _is_own(check, fault)]
+    if any(fault.fix is None for fault in faults):
+        return None
+    fixed = Command(overrides=tuple(check.own)).fixed(fault.fix for fault in faults if fault.fix)
+    text = shlex.join(fixed.overrides).replace("\\", "\\\\").replace('"', '\\"')
+    return f'cluster.{check.role}_overrides="{text}"'
+
+
+def pair_faults(configs: Mapping[str, InferenceConfig]) -> Iterator[Fault]:
+    """Everything in which prefill, decode and router must not differ, and do."""
+    prefill, decode = configs[PREFILL], configs[DECODE]
+    for keys in EQUAL_KEYS.values():
+        for key in keys:
+            if key == "data.seed" and prefill.model.with_ckpt:
+                continue  # seeds nothing that both must have
+            left, right = _value(prefill, key), _value(decode, key)
+            if left != right:
+                yield Fault(
+                    key=key,
+                    given=f"{key}: prefill {show(left)}, decode {show(right)}",
+                    problem="prefill and decode hand KV over, so they must have the same; set it "
+                    "for both, outside cluster.prefill_overrides and cluster.decode_overrides",
+                )
+    router = configs.get(ROUTER)
+    for key in ("model.name", "model._target_", "model.path", "model.arch", "engine.max_model_len"):
+        if router is None or _value(prefill, key) != _value(decode, key):
+            continue
+        left, right = _value(router, key), _value(prefill, key)
+        if left != right:
+            yield Fault(
+                key=key,
+                given=f"{key}: router {show(left)}, instances {show(right)}",
+                problem="the router tokenises for the instances, so it must have the same; set it "
+                "for all, outside cluster.prefill_overrides and cluster.decode_overrides",
+            )
+
+
+def port_faults(cfg: InferenceConfig, configs: Mapping[str, InferenceConfig]) -> Iterator[Fault]:
+    """Fixed ports of instances, which all share this host."""
+    users: dict[int, str] = {}
+    for role, config in configs.items():
+        for key, port in ports(config):
+            count: int = getattr(cfg.cluster, role, 1)
+            key_of_cluster = key if role == ROUTER else f"cluster.{role}_overrides"
+            given = f"{role}: {key}={port}"
+            if count > 1:
+                problem = f"is one port for {count} instances; leave it out (a free one is chosen)"
+                yield Fault(key=key_of_cluster, given=given, problem=problem)
+            elif port in users:
+                problem = f"is taken by {users[port]} too; leave it out (a free one is chosen)"
+                yield Fault(key=key_of_cluster, given=given, problem=problem)
+            else:
+                users[port] = given
+
+
+def shares_of_host(
+    cfg: InferenceConfig,
+    configs: Mapping[str, InferenceConfig],
+    *,
+    memory: int | None,
+    num_cores: int,
+) -> Shares:
+    """An equal part for every rank of every instance; a device's memory is its own.
+
+    Args:
+        memory: bytes that are available here; None = unknown.
+    """
+    if any(configs[role].platform._target_ != CPU_PLATFORM for role in INSTANCES):
+        return Shares()
+    num_ranks = sum(
+        getattr(cfg.cluster, role) * configs[role].parallel.world_size for role in INSTANCES
+    )
+    platforms = [configs[role].platform for role in INSTANCES]
+    return Shares(
+        device_memory=0 if any(p.device_memory for p in platforms) else (memory or 0) // num_ranks,
+        num_threads=0 if any(p.num_threads for p in platforms) else max(1, num_cores // num_ranks),
+    )
+
+
+def _value(cfg: InferenceConfig, key: str) -> Any:
+    value: Any = cfg
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
