@@ -12,6 +12,8 @@ SIZES = (*(f"{kind}_tp_size" for kind in TP_SIZES), "cp_size")
 COMMON_PORT = 29500
 """Torch's own choice; an example for a user who has none."""
 MAX_PORT = 65535
+MAX_WORLD_SIZE = 65536
+"""Every rank lists the members of its groups."""
 OPTION = re.compile(r"(?:tp|dp|ep|cp)[1-9]\d{0,5}|dp[1-9]\d{0,5}tp[1-9]\d{0,5}")
 """Names that an option of conf/parallel may have; a file is there for the common ones."""
 
@@ -38,6 +40,15 @@ def sizes_named(option: str) -> dict[str, int]:
 def layout(cfg: InferenceConfig, findings: Findings) -> None:
     """The sizes must make a layout; all other rules count on it."""
     parallel = cfg.parallel
+    if parallel.world_size > MAX_WORLD_SIZE:
+        problem = f"is out of range; allowed is 1 to {MAX_WORLD_SIZE}"
+        findings.refuse(
+            "parallel.world_size",
+            parallel.world_size,
+            problem,
+            fix=Fix(drop=("parallel", "parallel.world_size")),
+        )
+        return
     faults = list(layout_faults(parallel))
     for fault in faults:
         problem = fault.problem

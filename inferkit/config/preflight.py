@@ -1,6 +1,7 @@
 """The check before anything is started: all faults of a command at once, and one that works."""
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,12 +22,20 @@ from inferkit.config.faults import (
 from inferkit.config.grid import expand, narrowed
 from inferkit.config.overrides import compose_checked, syntax_fault
 from inferkit.config.run_folder import folder_problem
+from inferkit.config.schema import InferenceConfig
 from inferkit.config.space import ConfigSpace
 from inferkit.config.walk import structure_faults
 
 MULTIRUN = ("-m", "--multirun")
+ROUTER = "router"
+"""A role without ranks."""
 CHECK = "check"
 """The verb that runs nothing."""
+MAX_RANKS_PER_NODE = 80
+"""So many ranks a command starts on one node: the system hands a new process 256 descriptors at a
+time, of which each rank takes three."""
+LAUNCHED = ("RANK", "SLURM_PROCID")
+"""Variables of a process that is a rank itself: another program has started the ranks."""
 MAX_CORRECTIONS = 3
 """A corrected command may show faults that others hid; so many times it is corrected again."""
 
@@ -71,7 +80,7 @@ def preflight(command: Command, space: ConfigSpace) -> Verdict:
     checker = Checker(space, is_run=command.verb != CHECK)
     if _is_multirun(command, space):
         return _preflight_sweep(command, checker)
-    checked = checker.check_overrides(command.overrides)
+    checked = _check(command.overrides, checker)
     faults = [*checked.faults, *_folder_faults(command, space, "hydra.run.dir")]
     if not faults:
         return Verdict(warnings=checked.warnings, checked=(checked,))
@@ -135,6 +144,30 @@ def _role_in_sweep(command: Command, cell: Cell, role: str) -> str:
     return render([fault], works=replace(command, flags=flags, overrides=cell.overrides))
 
 
+def _check(overrides: Sequence[str], checker: Checker) -> Checked:
+    """Check one run, and that its ranks can be started where they are to be."""
+    checked = checker.check_overrides(overrides)
+    if checked.config is None or not checker.is_run or any(map(os.environ.get, LAUNCHED)):
+        return checked
+    fault = _too_many_ranks(checked.config)
+    return checked if fault is None else replace(checked, faults=(fault,), config=None)
+
+
+def _too_many_ranks(config: InferenceConfig) -> Fault | None:
+    parallel = config.parallel
+    if parallel.ranks_per_node <= MAX_RANKS_PER_NODE or config.role == ROUTER:
+        return None
+    world_size = parallel.world_size
+    return Fault(
+        key="parallel.world_size",
+        given=f"parallel.world_size={world_size}",
+        problem=f"puts {parallel.ranks_per_node} ranks on one node, where a command starts at most "
+        f"{MAX_RANKS_PER_NODE}; it takes {-(-world_size // MAX_RANKS_PER_NODE)} nodes or more, "
+        "listed in parallel.node_ips (`check` looks at any number without starting them)",
+        fix=Fix(drop=("parallel", "parallel.world_size")),
+    )
+
+
 def _is_multirun(command: Command, space: ConfigSpace) -> bool:
     if any(flag in MULTIRUN for flag in command.flags):
         return True
@@ -181,7 +214,7 @@ def _check_sweep(command: Command, checker: Checker) -> _Sweep:
     sweep = _Sweep(cells=cells, faults=[*faults, *found])
     if not sweep.faults:
         for cell in cells:
-            sweep.checked[cell.number] = checker.check_overrides(cell.overrides)
+            sweep.checked[cell.number] = _check(cell.overrides, checker)
     return sweep
 
 
@@ -251,6 +284,6 @@ def _corrected_cell(command: Command, sweep: _Sweep, checker: Checker) -> Comman
 def _all_faults(command: Command, checker: Checker) -> list[Fault]:
     if not _is_multirun(command, checker.space):
         folder = _folder_faults(command, checker.space, "hydra.run.dir")
-        return [*checker.check_overrides(command.overrides).faults, *folder]
+        return [*_check(command.overrides, checker).faults, *folder]
     sweep = _check_sweep(command, checker)
     return [*sweep.faults, *(fault for found in sweep.by_cell.values() for fault in found)]

@@ -118,6 +118,14 @@ def test_a_command_that_works_is_shown(space: ConfigSpace, overrides: str, expec
     assert works(space, *overrides.split()) == expected
 
 
+def test_a_world_beyond_all_bounds_is_refused_at_once(space: ConfigSpace) -> None:
+    assert faults(parallel__world_size=65536) == []
+    assert faults(parallel__world_size=1_000_000_000) == [
+        "parallel.world_size=1000000000: is out of range; allowed is 1 to 65536"
+    ]
+    assert works(space, "parallel.world_size=1000000000", "data.limit=3") == "data.limit=3"
+
+
 @pytest.mark.parametrize(
     ("values", "fault"),
     [

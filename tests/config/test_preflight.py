@@ -118,6 +118,27 @@ def test_no_command_is_suggested_where_none_is_known(space: ConfigSpace) -> None
     )
 
 
+def test_ranks_that_no_node_can_start_are_refused(
+    space: ConfigSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = ("platform.device_memory=0", *TINY, "engine.max_model_len=8", "kv_cache.block_size=1")
+    sizes += ("scheduler.max_new_tokens=4", "data.input_truncated_len=4")
+    assert run(space, *sizes, "parallel.world_size=80").is_good
+
+    verdict = run(space, *sizes, "parallel.world_size=81")
+
+    assert "parallel.world_size=81\n      puts 81 ranks on one node, where a command starts at" in (
+        verdict.message
+    )
+    assert "it takes 2 nodes or more, listed in parallel.node_ips" in on_one_line(verdict)
+    assert suggestion(verdict) == list(sizes)
+    assert "puts 128 ranks" in run(space, *sizes, "parallel=dp128").message
+    assert "1 of 2 cells" in run(space, "-m", *sizes, "parallel.world_size=1,81").message
+    assert preflight(Command(verb="check", overrides=(*sizes, "parallel=dp128")), space).is_good
+    monkeypatch.setenv("RANK", "3")  # torchrun has started the ranks, here or elsewhere
+    assert run(space, *sizes, "parallel=dp128").is_good
+
+
 def test_flags_of_the_command_are_kept_in_the_suggestion(space: ConfigSpace) -> None:
     command = Command(
         program="inferkit", verb="check", flags=("--config-dir", "a b"), overrides=("data.limt=2",)
