@@ -7,15 +7,13 @@ import httpx
 import msgspec
 
 from inferkit.core.transfer_messages import Register
-from inferkit.kv_transfer.route import REGISTER_PATH
+from inferkit.kv_transfer.route import REGISTER_PATH, refusal_text
 from inferkit.kv_transfer.signature import HttpSignatures
 
 logger = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 0.1
 REQUEST_TIMEOUT_S = 3.0
-MAX_TEXT_LEN = 300
-"""Characters of a refusal in a log line."""
 
 
 class RankRegistration:
@@ -91,7 +89,7 @@ class RankRegistration:
         except httpx.HTTPError as error:
             return f"{type(error).__name__}: {error}"
         if answer.status_code != 200:
-            return f"status {answer.status_code}: {answer.text[:MAX_TEXT_LEN]}"
+            return refusal_text(answer.status_code, answer.content)
         return None
 
     def _note(self, fault: str | None) -> None:

@@ -24,6 +24,8 @@ REGISTER_PATH = "/bootstrap/register_rank"
 MAX_BODY_BYTES = 4 << 20
 """Of a registration or a route; a layer takes about 250 bytes, a rank 60."""
 MAX_RANKS = 2**16
+MAX_TEXT_LEN = 300
+"""Characters of another process' answer in a log line."""
 EPOCHS = 2**64
 """JSON knows longer numbers; messages do not."""
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
@@ -168,6 +170,23 @@ def read_health(body: bytes) -> Health:
     return _read(body, Health)
 
 
+class _Error(msgspec.Struct):
+    message: str
+
+
+class _Refusal(msgspec.Struct):
+    error: _Error
+
+
+def refusal_text(status: int, body: bytes) -> str:
+    """For a log line: what a server says that does not do what it was asked."""
+    try:
+        text = msgspec.json.decode(body, type=_Refusal).error.message
+    except DECODE_ERRORS:
+        text = body.decode("utf-8", "replace")
+    return f"status {status}: {ascii(text)[:MAX_TEXT_LEN]}"
+
+
 class _AnyVersion(msgspec.Struct):
     protocol_version: int
     instance_id: str = "?"
@@ -187,7 +206,8 @@ def _read(body: bytes, kind: type[A]) -> A:
             )
         found = msgspec.json.decode(body, type=kind)
     except DECODE_ERRORS as error:
-        raise RouteError(f"{len(body)} bytes are no {kind.__name__.lower()}: {error}") from error
+        text = f"{len(body)} bytes are no {kind.__name__.lower()}: {error}"
+        raise RouteError(text[:MAX_TEXT_LEN]) from error
     if found.epoch >= EPOCHS:
         raise RouteError(f"epoch={found.epoch} has more than 64 bits")
     return found

@@ -28,6 +28,7 @@ from inferkit.kv_transfer.route import (
     RouteError,
     read_health,
     read_route,
+    refusal_text,
 )
 from inferkit.kv_transfer.signature import HttpSignatures
 from inferkit.kv_transfer.watched_routes import WatchedRoutes
@@ -36,9 +37,6 @@ logger = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 2.0
 CLOSE_LIMIT_S = 5.0
-MAX_TEXT_LEN = 200
-"""Characters of a stranger's answer in a log line."""
-
 A = TypeVar("A")
 
 
@@ -89,9 +87,10 @@ class Scout:
         )
         self._signatures = HttpSignatures(secret=secret)
         self._lock = threading.Lock()
-        self._asked: dict[str, None] = {}
-        """Servers that were watched since the thread last looked."""
-        self._settled: frozenset[str] = frozenset()
+        self._asked: dict[tuple[str, Peer | None], None] = {}
+        """What was watched since the thread last looked."""
+        self._settled: dict[str, Peer] = {}
+        """Replaced as a whole by the thread."""
         self._failure: Exception | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main_task: asyncio.Task[None] | None = None
@@ -115,11 +114,15 @@ class Scout:
         if self._thread.is_alive():
             logger.warning("the scout has not ended within %g s", CLOSE_LIMIT_S)
 
-    def watch(self, url: str) -> None:
+    def watch(self, url: str, peer: Peer | None = None) -> None:
         """A request needs the prefill instance behind this bootstrap server.
 
         Never waits; called for every request, and again while it waits for long: a server that
         nobody has watched for ten minutes is forgotten. May be called by any thread.
+
+        Args:
+            peer: the life that the request is pinned to. Where another one is known, the server
+                is asked at once instead of at the next interval.
 
         Raises:
             ScoutFailed: nobody would look.
@@ -127,9 +130,10 @@ class Scout:
         if self._failure is not None:
             raise ScoutFailed(f"the scout has ended: {self._failure}") from self._failure
         url = url.rstrip("/")
+        known = self._settled.get(url)
         with self._lock:
-            wakes = url not in self._settled and url not in self._asked
-            self._asked[url] = None
+            wakes = (known is None or peer not in (None, known)) and (url, peer) not in self._asked
+            self._asked[url, peer] = None
         if wakes and self._loop is not None:
             with contextlib.suppress(RuntimeError):  # it is closed
                 self._loop.call_soon_threadsafe(self._wake.set)
@@ -165,8 +169,8 @@ class Scout:
                 with self._lock:
                     self._settled = self.routes.settled()
                     asked, self._asked = self._asked, {}
-                for url in asked:
-                    self.routes.watch(url)
+                for url, peer in asked:
+                    self.routes.watch(url, peer)
                 for url in self.routes.due():
                     probes.create_task(self._probe(client, url))
                 with contextlib.suppress(TimeoutError):
@@ -220,7 +224,7 @@ class Scout:
         self, path: str, response: httpx.Response, body: bytes, read: Callable[[bytes], A]
     ) -> A | _Fault:
         status = response.status_code
-        text = f"status {status}: {body.decode('utf-8', 'replace')[:MAX_TEXT_LEN]!r}"
+        text = refusal_text(status, body)
         given = response.headers.get(HttpSignatures.HEADER, "")
         if status == 401:
             return _Fault("refused", text)
@@ -233,4 +237,4 @@ class Scout:
         try:
             return read(body)
         except RouteError as error:
-            return _Fault("malformed", str(error)[:MAX_TEXT_LEN])
+            return _Fault("malformed", str(error))

@@ -16,7 +16,8 @@ from inferkit.kv_transfer.route import Health
 logger = logging.getLogger(__name__)
 
 QUICK_S = 0.2
-"""First pause between two looks for a route that somebody waits for; it doubles."""
+"""First pause between two looks for a route that somebody waits for; it doubles. No server is
+asked more often."""
 RECENT_S = 60.0
 """Somebody waits for a route that was watched so lately."""
 FORGET_S = 600.0
@@ -28,6 +29,7 @@ MAX_LOST = 1024
 @dataclass(slots=True)
 class _Entry:
     last_watched: float
+    last_probe: float = float("-inf")
     info: PrefillServerInfo | None = None
     is_ready: bool = False
     delay_s: float = 0.0
@@ -68,18 +70,24 @@ class WatchedRoutes:
 
     # -- when to look --------------------------------------------------------------------------
 
-    def watch(self, url: str) -> None:
-        """Somebody has a request for the prefill instance behind this server."""
+    def watch(self, url: str, peer: Peer | None = None) -> None:
+        """Somebody has a request for the prefill instance behind this server.
+
+        Args:
+            peer: the life that it is for; where another is known, the server is asked at once.
+        """
         entry = self._entries.get(url)
         if entry is None:
             self._entries[url] = _Entry(self.clock())
             self.heartbeat.watch(url)
             return
         entry.last_watched = self.clock()
-        if not self.is_settled(url):
+        is_waited_for = peer is not None and peer != self.known(url) and peer not in self._lost
+        if is_waited_for or not self.is_settled(url):
             entry.delay_s = 0.0
             if not entry.is_probed:
-                self._hasten(url, entry)
+                pause_s = entry.last_probe + QUICK_S - self.clock()
+                self.heartbeat.hasten(url, max(0.0, pause_s))
 
     def due(self) -> list[str]:
         """Servers to ask now; `answered`, `has_route`, `lacks_ranks` or `missed` follows."""
@@ -92,6 +100,7 @@ class WatchedRoutes:
         urls = [url for url in self.heartbeat.due() if not self._entries[url].is_probed]
         for url in urls:
             self._entries[url].is_probed = True
+            self._entries[url].last_probe = now
         return urls
 
     def is_settled(self, url: str) -> bool:
@@ -99,8 +108,13 @@ class WatchedRoutes:
         entry = self._entries.get(url)
         return entry is not None and entry.info is not None and entry.info.peer not in self._lost
 
-    def settled(self) -> frozenset[str]:
-        return frozenset(url for url in self._entries if self.is_settled(url))
+    def settled(self) -> dict[str, Peer]:
+        """Servers whose instances are known and live, as far as anybody knows."""
+        return {
+            url: entry.info.peer
+            for url, entry in list(self._entries.items())
+            if entry.info is not None and entry.info.peer not in self._lost
+        }
 
     def known(self, url: str) -> Peer | None:
         """The life behind a server; None = its route is not known, so it is what to ask for."""
@@ -109,11 +123,10 @@ class WatchedRoutes:
 
     def stats(self) -> dict[str, int]:
         """Plain numbers; may be asked for by any thread."""
-        entries = list(self._entries.values())
         return {
-            "watched": len(entries),
+            "watched": len(self._entries),
             "reachable": len(self.settled()),
-            **{f"fault_{kind}": count for kind, count in sorted(self.num_faults.items())},
+            **{f"fault_{kind}": count for kind, count in sorted(dict(self.num_faults).items())},
         }
 
     # -- what a server said ----------------------------------------------------------------------
@@ -187,9 +200,6 @@ class WatchedRoutes:
         if self.is_settled(url) or not waits:
             entry.delay_s = 0.0
             return
-        self._hasten(url, entry)
-
-    def _hasten(self, url: str, entry: _Entry) -> None:
         entry.delay_s = max(QUICK_S, 2 * entry.delay_s)
         self.heartbeat.hasten(url, entry.delay_s)
 

@@ -7,12 +7,14 @@
     GET  /bootstrap/health             the instance lives; whether a route can be had
 
 With a secret, everything but /health must be signed, and every answer is. Numbers of 64 bits
-travel as JSON integers: every reader is one of ours. No answer waits for anything.
+travel as JSON integers: every reader is one of ours. The address of a rank is tried once before it
+is believed, so a wrong one is told where it can be corrected and not by requests that hang.
 """
 
+import asyncio
 import re
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 from fastapi import FastAPI
@@ -25,6 +27,8 @@ from inferkit.kv_transfer.route import HEALTH_PATH, MAX_BODY_BYTES, REGISTER_PAT
 from inferkit.kv_transfer.signature import HttpSignatures
 from inferkit.online.bootstrap_table import MAX_QUERIED_ROOMS, BootstrapTable
 from inferkit.online.errors import BadRequest, ServiceError, TooLarge
+
+REACH_TIMEOUT_S = 2.0
 
 
 class Unsigned(ServiceError):
@@ -44,18 +48,23 @@ class RoomsBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 B = TypeVar("B")
+Work: TypeAlias = Callable[[bytes], Awaitable[Any]]
+"""Body of a request -> what to answer."""
 
 
-def make_bootstrap_app(table: BootstrapTable, *, secret: bytes = b"") -> FastAPI:
+def make_bootstrap_app(
+    table: BootstrapTable, *, secret: bytes = b"", tries_addresses: bool = True
+) -> FastAPI:
     """The application; it shares the event loop of its instance.
 
     Args:
         secret: shared by all instances; empty = nothing is signed (loopback only).
+        tries_addresses: a rank that cannot be connected to from here is refused.
     """
     app = FastAPI(title="inferkit bootstrap", docs_url=None, redoc_url=None, openapi_url=None)
     signatures = HttpSignatures(secret=secret)
 
-    async def answer(request: Request, work: Callable[[bytes], Any], *, signed: bool) -> Response:
+    async def answer(request: Request, work: Work, *, signed: bool) -> Response:
         path = request.url.path
         status = 200
         headers: Mapping[str, str] = {}
@@ -67,7 +76,7 @@ def make_bootstrap_app(table: BootstrapTable, *, secret: bytes = b"") -> FastAPI
                     f"{HttpSignatures.HEADER}: this server takes only what is signed with its "
                     "secret; give all instances the same one (disagg.secret_env)"
                 )
-            result = work(body)
+            result = await work(body)
         except ServiceError as error:
             status, headers, result = error.status, error.headers, error.body
         except ClientDisconnect:
@@ -76,31 +85,61 @@ def make_bootstrap_app(table: BootstrapTable, *, secret: bytes = b"") -> FastAPI
         headers = {**headers, **signatures.answer_headers(path, status, content)}
         return Response(content, status, headers, media_type="application/json")
 
-    def route(method: str, path: str, work: Callable[[bytes], Any], *, signed: bool = True) -> None:
+    def add(method: str, path: str, work: Work, *, signed: bool = True) -> None:
         async def endpoint(request: Request) -> Response:
             return await answer(request, work, signed=signed)
 
         app.add_api_route(path, endpoint, methods=[method])
 
-    def register_rank(body: bytes) -> dict[str, str]:
-        table.register(_decode(body, Register))
+    async def register_rank(body: bytes) -> Any:
+        register = _decode(body, Register)
+        table.check(register)
+        if tries_addresses and not table.has_address(register):
+            await _reach(register.rank_ip, register.rank_port)
+        table.register(register)
         return {"status": "ok"}
 
-    def register_dp_rank(body: bytes) -> dict[str, str]:
+    async def route(_: bytes) -> Any:
+        return table.route()
+
+    async def register_dp_rank(body: bytes) -> Any:
         given = _decode(body, DPRankBody)
         table.register_dp_rank(given.bootstrap_room, given.dp_rank)
         return {"status": "ok"}
 
-    def query_dp_ranks(body: bytes) -> dict[str, int]:
+    async def query_dp_ranks(body: bytes) -> Any:
         rooms = _decode(body, RoomsBody).bootstrap_rooms
         return {str(room): rank for room, rank in table.query_dp_ranks(rooms).items()}
 
-    route("PUT", REGISTER_PATH, register_rank)
-    route("GET", ROUTE_PATH, lambda _: table.route())
-    route("POST", "/bootstrap/register_dp_rank", register_dp_rank)
-    route("POST", "/bootstrap/query_dp_ranks", query_dp_ranks)
-    route("GET", HEALTH_PATH, lambda _: table.health(), signed=False)
+    async def health(_: bytes) -> Any:
+        return table.health()
+
+    add("PUT", REGISTER_PATH, register_rank)
+    add("GET", ROUTE_PATH, route)
+    add("POST", "/bootstrap/register_dp_rank", register_dp_rank)
+    add("POST", "/bootstrap/query_dp_ranks", query_dp_ranks)
+    add("GET", HEALTH_PATH, health, signed=False)
     return app
+
+
+async def _reach(host: str, port: int) -> None:
+    """Connect once.
+
+    Raises:
+        BadRequest: it fails; a decode instance would fail as well.
+    """
+    try:
+        async with asyncio.timeout(REACH_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host, port)
+    except (OSError, UnicodeError) as error:  # names that are none raise the latter
+        cause = str(error) or f"nothing within {REACH_TIMEOUT_S:g} s"
+        raise BadRequest(
+            f"rank_ip={host!r} rank_port={port}: nobody can be connected to there from the node of "
+            f"the bootstrap server ({cause}); give the ranks an address that other nodes reach "
+            "(disagg.prefill_ips)",
+            param="rank_ip",
+        ) from error
+    writer.close()
 
 
 async def _body(request: Request) -> bytes:

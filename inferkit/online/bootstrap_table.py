@@ -70,8 +70,8 @@ class BootstrapTable:
 
     # -- ranks ---------------------------------------------------------------------------------
 
-    def register(self, register: Register) -> None:
-        """Take what a rank says of itself; the last one of a rank counts.
+    def check(self, register: Register) -> None:
+        """Refuse what may not be registered.
 
         Raises:
             OtherLife: it is not of this life of the instance; both values are named.
@@ -89,12 +89,24 @@ class BootstrapTable:
                 f"allowed is 0 to {num_ranks - 1}",
                 param="rank",
             )
-        address = RankAddress(
-            rank=register.rank, rank_ip=register.rank_ip, rank_port=register.rank_port
-        )
-        if address.fault:
-            raise BadRequest(address.fault, param="rank_ip")
+        fault_of_address = _address(register).fault
+        if fault_of_address:
+            raise BadRequest(fault_of_address, param="rank_ip")
         self._check_like_others(register)
+
+    def has_address(self, register: Register) -> bool:
+        """The rank has registered lately, at the same address."""
+        known = self._live().get(register.rank)
+        return known is not None and known.address == _address(register)
+
+    def register(self, register: Register) -> None:
+        """Take what a rank says of itself; the last one of a rank counts.
+
+        Raises:
+            OtherLife, BadRequest: see `check`.
+        """
+        self.check(register)
+        address = _address(register)
         known = self._entries.get(register.rank)
         if known is not None and known.address != address:
             logger.warning(
@@ -258,6 +270,10 @@ class BootstrapTable:
         now = self.clock()
         while self._rooms and next(iter(self._rooms.values()))[1] <= now:
             self._rooms.popitem(last=False)
+
+
+def _address(register: Register) -> RankAddress:
+    return RankAddress(rank=register.rank, rank_ip=register.rank_ip, rank_port=register.rank_port)
 
 
 def _check_room(field: str, room: int) -> None:

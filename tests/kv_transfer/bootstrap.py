@@ -113,8 +113,11 @@ def serving_app(app: Any, port: int = 0) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def serving(known: BootstrapTable, port: int = 0, *, secret: bytes = b"") -> Iterator[str]:
-    with serving_app(make_bootstrap_app(known, secret=secret), port) as url:
+def serving(
+    known: BootstrapTable, port: int = 0, *, secret: bytes = b"", tries_addresses: bool = False
+) -> Iterator[str]:
+    app = make_bootstrap_app(known, secret=secret, tries_addresses=tries_addresses)
+    with serving_app(app, port) as url:
         yield url
 
 

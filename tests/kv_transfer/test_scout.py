@@ -11,7 +11,7 @@ import pytest
 
 from inferkit.kv_transfer.identity import Peer
 from inferkit.kv_transfer.rank_mapping import PrefillServerInfo
-from inferkit.kv_transfer.route import MAX_BODY_BYTES
+from inferkit.kv_transfer.route import MAX_BODY_BYTES, refusal_text
 from inferkit.kv_transfer.scout import Scout, ScoutFailed
 from tests.kv_transfer.bootstrap import (
     full_table,
@@ -129,6 +129,16 @@ def test_an_instance_that_restarts_at_the_address_is_another_peer() -> None:
         with serving(full_table(2, epoch=2), port_of(url)):
             owner.wait_for(("route", OLD), ("lost", OLD), ("route", NEW))
         assert owner.infos[-1].world_size == 2
+
+
+def test_a_new_life_that_a_request_is_for_is_found_before_the_interval_is_over() -> None:
+    with scouting(interval_s=60.0) as owner:
+        with serving(full_table()) as url:
+            owner.scout.watch(url, OLD)
+            owner.wait_for(("route", OLD))
+        with serving(full_table(epoch=2), port_of(url)):
+            owner.scout.watch(url, NEW)
+            owner.wait_for(("route", OLD), ("lost", OLD), ("route", NEW))
 
 
 def test_a_bootstrap_server_that_restarts_empty_loses_no_peer() -> None:
@@ -338,3 +348,16 @@ def test_watching_before_the_start_is_heard_and_close_may_come_without_it() -> N
         owner.wait_for(("route", OLD))
         owner.scout.close()
     Owner().scout.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b'{"error":{"message":"1 of 2","code":null}}', "status 503: '1 of 2'"),
+        (b"\xff\nplain", r"status 503: '\ufffd\nplain'"),
+        (b"", "status 503: ''"),
+        (b"[" * 100_000, "status 503: '" + "[" * 299),
+    ],
+)
+def test_a_refusal_is_one_short_line(body: bytes, text: str) -> None:
+    assert refusal_text(503, body) == text

@@ -1,6 +1,7 @@
 """When a decode rank looks again, and what it tells its owner, under a virtual clock."""
 
 import logging
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -102,6 +103,7 @@ def test_a_route_that_somebody_waits_for_is_asked_soon_and_then_less_often() -> 
     assert watched.next_due() == 0.2
     assert watched.routes.due() == [U]
     watched.routes.lacks_ranks(U, "1 of 2")
+    assert watched.miss() == 0.2
     assert watched.next_due() == 0.4
     assert watched.news() == []
 
@@ -231,7 +233,128 @@ def test_two_servers_have_nothing_to_do_with_each_other() -> None:
                 watched.routes.answered(url, health(Peer("q", 1)))
         watched.next_due()
     assert watched.news() == [("lost", OLD)]
-    assert watched.routes.settled() == {V}
+    assert watched.routes.settled() == {V: Peer("q", 1)}
+
+
+def test_a_request_for_a_life_that_is_not_known_is_no_reason_to_wait_an_interval() -> None:
+    watched = Watched()
+    watched.find()
+    watched.clock.now_s += 1.0
+    watched.routes.watch(U, OLD)
+    assert watched.routes.due() == []
+    watched.routes.watch(U, NEW)
+    assert watched.next_due() == 0.0
+    assert watched.answer(health(NEW))
+    watched.routes.has_route(U, info(NEW))
+    watched.routes.watch(U, OLD)
+    assert watched.next_due() == 5.0, "its end is known"
+    assert watched.told == [("route", info()), ("lost", OLD), ("route", info(NEW))]
+
+
+def test_no_server_is_asked_without_a_pause_however_many_wait() -> None:
+    watched = Watched()
+    watched.find()
+    pauses = []
+    for _ in range(4):
+        for _ in range(10):
+            watched.routes.watch(U, NEW)
+        pauses.append(watched.next_due())
+        assert watched.routes.due() == [U]
+        watched.routes.watch(U, NEW)
+        assert not watched.routes.answered(U, health(OLD))
+    assert pauses == [0.2] * 4
+
+
+def test_random_servers_end_as_what_they_are() -> None:
+    """Lost and found alternate, only of lives that were told; a life that was replaced is lost;
+    after a quiet while everybody knows what is behind each server."""
+    for seed in range(200):
+        RandomServers(seed).run()
+
+
+class RandomServers:
+    """Three addresses whose processes come and go, with answers that take their time."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.watched = Watched()
+        self.urls = [f"http://{name}" for name in "abc"]
+        self.lives: dict[str, tuple[Peer, bool] | None] = {url: None for url in self.urls}
+        self.answers: list[tuple[float, str, Callable[[], None]]] = []
+        self.epoch = 0
+
+    def run(self) -> None:
+        for _ in range(150):
+            self.watched.clock.now_s += self.draw.choice([0.05, 0.3, 2.0, 20.0])
+            self.change()
+            if self.draw.random() < 0.5:
+                self.watched.routes.watch(self.draw.choice(self.urls))
+            self.look()
+        self.check()
+        for url in self.urls:
+            if self.lives[url] is not None:
+                self.lives[url] = (self.lives[url][0], True)
+            self.watched.routes.watch(url)
+        for _ in range(400):
+            self.watched.clock.now_s += 0.2
+            self.look()
+        self.check()
+        assert self.watched.routes.settled() == {
+            url: life[0] for url, life in self.lives.items() if life is not None
+        }
+
+    def change(self) -> None:
+        url, chance = self.draw.choice(self.urls), self.draw.random()
+        life = self.lives[url]
+        if chance < 0.15:
+            self.lives[url] = None
+        elif chance < 0.4 and life is None:
+            self.epoch += 1
+            self.lives[url] = (Peer(url[-1], self.epoch), False)
+        elif chance < 0.6 and life is not None:
+            self.lives[url] = (life[0], self.draw.random() < 0.8)
+
+    def look(self) -> None:
+        now = self.watched.clock.now_s
+        for url in self.watched.routes.due():
+            assert url not in {asked for _, asked, _ in self.answers}, "asked twice at a time"
+            self.ask(url, self.watched.routes.known(url) is None)
+        ready = [entry for entry in self.answers if entry[0] <= now]
+        self.answers = [entry for entry in self.answers if entry[0] > now]
+        for _, _, tell in ready:
+            tell()
+
+    def ask(self, url: str, for_route: bool) -> None:
+        """The answer is what is true when it is asked."""
+        life, routes = self.lives[url], self.watched.routes
+
+        def tell() -> None:
+            if life is None:
+                routes.missed(url, "unreachable", "refused")
+            elif not for_route:
+                if routes.answered(url, health(life[0], ready=life[1])):
+                    self.ask(url, True)
+            elif life[1]:
+                routes.has_route(url, info(life[0]))
+            else:
+                routes.lacks_ranks(url, "1 of 2")
+
+        self.answers.append((self.watched.clock.now_s + self.draw.random(), url, tell))
+
+    def check(self) -> None:
+        known: dict[str, Peer] = {}
+        state: dict[Peer, str] = {}
+        for kind, what in self.watched.told:
+            peer = what.peer if kind == "route" else what
+            if kind == "route":
+                former = known.get(peer.instance_id)
+                assert former is None or former == peer or state[former] == "lost"
+                known[peer.instance_id] = peer
+            else:
+                assert state[peer] == {"lost": "reachable", "found": "lost"}[kind]
+            state[peer] = "lost" if kind == "lost" else state.get(peer, "reachable")
+            if kind == "found":
+                state[peer] = "reachable"
 
 
 def test_faults_are_counted_and_logged_when_they_change(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+import uvicorn
 
 from inferkit.kv_transfer import route as routes
 from inferkit.kv_transfer.signature import HttpSignatures
 from inferkit.online.bootstrap_server import make_bootstrap_app
 from inferkit.online.bootstrap_table import BootstrapTable
-from tests.kv_transfer.bootstrap import layout, registration, table
+from tests.kv_transfer.bootstrap import full_table, layout, listening, registration, table, url_of
 
 REGISTER, ROUTE = "/bootstrap/register_rank", "/bootstrap/route"
 HEALTH = "/bootstrap/health"
@@ -25,8 +26,9 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 
 @asynccontextmanager
-async def asking(known: BootstrapTable, secret: bytes = b"") -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app=make_bootstrap_app(known, secret=secret))
+async def asking(known: BootstrapTable, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    app = make_bootstrap_app(known, **({"tries_addresses": False} | options))
+    transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client
 
@@ -196,7 +198,7 @@ def test_with_a_secret_everything_but_health_is_signed() -> None:
         secret = b"s" * 16
         ours, others = HttpSignatures(secret=secret), HttpSignatures(secret=b"other")
         body = msgspec.json.encode(registration())
-        async with asking(table(), secret) as client:
+        async with asking(table(), secret=secret) as client:
             for signer in (HttpSignatures(secret=b""), others):
                 headers = signer.request_headers("PUT", REGISTER, body)
                 answer = await client.put(REGISTER, content=body, headers=headers)
@@ -229,5 +231,65 @@ def test_what_does_not_exist_is_404() -> None:
             assert (await client.get("/bootstrap/other")).status_code == 404
             assert (await client.get(REGISTER)).status_code == 405
             assert (await client.get("/docs")).status_code == 404
+
+    run(work())
+
+
+def test_the_address_of_a_rank_is_tried_before_it_is_believed() -> None:
+    async def work() -> None:
+        with listening() as listener:
+            port = listener.getsockname()[1]
+            known = table()
+            given = registration(rank_port=port)
+            async with asking(known, tries_addresses=True) as client:
+                answer = await client.put(REGISTER, content=msgspec.json.encode(given))
+                assert answer.status_code == 200 and known.is_ready
+                listener.settimeout(5)
+                listener.accept()[0].close()
+                listener.settimeout(0)
+                answer = await client.put(REGISTER, content=msgspec.json.encode(given))
+                assert answer.status_code == 200
+                with pytest.raises(BlockingIOError):  # once is enough
+                    listener.accept()
+                foreign = registration(epoch=9, rank_port=port)
+                answer = await client.put(REGISTER, content=msgspec.json.encode(foreign))
+                assert answer.status_code == 409
+                with pytest.raises(BlockingIOError):  # strangers send nobody anywhere
+                    listener.accept()
+        for host in ("127.0.0.1", "x" * 200):
+            known = table()
+            given = registration(rank_ip=host, rank_port=port)
+            async with asking(known, tries_addresses=True) as client:
+                answer = await client.put(REGISTER, content=msgspec.json.encode(given))
+                assert answer.status_code == 400 and not known.is_ready
+                error = answer.json()["error"]
+                assert error["param"] == "rank_ip" and host in error["message"]
+
+    run(work())
+
+
+def test_a_bootstrap_server_lives_in_the_event_loop_of_another_server() -> None:
+    async def other(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"other"})
+
+    async def work() -> None:
+        bootstrap = make_bootstrap_app(full_table())
+        with listening() as first, listening() as second:
+            servers = [
+                (uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off")), listener)
+                for app, listener in ((other, first), (bootstrap, second))
+            ]
+            serving = [
+                asyncio.create_task(server.serve(sockets=[listener]))
+                for server, listener in servers
+            ]
+            async with httpx.AsyncClient(trust_env=False) as client:
+                assert (await client.get(url_of(first))).text == "other"
+                answer = await client.get(url_of(second) + ROUTE)
+                assert routes.read_route(answer.content).is_complete
+            for server, _ in servers:
+                server.should_exit = True
+            await asyncio.gather(*serving)
 
     run(work())
