@@ -126,7 +126,7 @@ class OnlineLoop:
         for request_id, tokens in result.new_tokens.items() if result is not None else ():
             new_tokens[request_id] = [*new_tokens.get(request_id, ()), *tokens]
         told = {
-            self.requests.key_of(request_id): (self.scheduler.request_of(request_id), len(tokens))
+            self.requests.key_of(request_id): (self.scheduler.request(request_id), len(tokens))
             for request_id, tokens in new_tokens.items()
         }
         finished = self._refused
@@ -140,7 +140,7 @@ class OnlineLoop:
         state = {
             "num_ticks": self.num_ticks,
             "num_steps": self.scheduler.num_steps,
-            "num_waiting": len(self.scheduler.waiting_queue),
+            "num_waiting": self.scheduler.num_waiting,
             "num_running": len(self.scheduler.running_requests),
             "kv_used": kv_cache.num_used_blocks,
             "kv_total": kv_cache.num_usable_blocks,
@@ -150,7 +150,7 @@ class OnlineLoop:
 
     def _next_wait_ms(self, is_busy: bool, result: StepResult | None) -> int:
         if not is_busy:
-            if self.scheduler.awaits_peers:
+            if self.scheduler.has_handoffs:
                 return PEER_WAIT_MS
             return IDLE_WAIT_MS if self.dp_group is None else LOCK_STEP_WAIT_MS
         return 0 if result is not None or self.dp_group is not None else BLOCKED_WAIT_MS

@@ -96,16 +96,26 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
+        """Whether a step could compute something."""
         return bool(self.waiting_queue or self.running_requests)
 
     @property
-    def awaits_peers(self) -> bool:
-        """Whether something is under way with another instance, so that its end may be seen at
-        any moment by `advance_queues`. Equal on all ranks of a DP rank."""
+    def has_handoffs(self) -> bool:
+        """Whether `advance_queues` must come soon although there may be no work."""
         return False
 
-    def request_of(self, request_id: int) -> Request:
-        """A request that is not forgotten, wherever it is."""
+    @property
+    def num_waiting(self) -> int:
+        """Requests that are not computed yet, whatever they wait for."""
+        return len(self.waiting_queue)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that take a place of `max_num_requests`."""
+        return len(self.running_requests)
+
+    def request(self, request_id: int) -> Request:
+        """A request that was added and not forgotten, wherever it is."""
         return self._requests[request_id]
 
     def add_request(self, request: Request) -> None:
@@ -129,9 +139,10 @@ class Scheduler:
         self._requests[request.request_id] = request
         refusal = self._refusal(request)
         if refusal is None:
-            self.waiting_queue.append(request)
+            self._enqueue(request)
             return
         reason, request.finish_detail = refusal
+        self._on_refused(request)
         logger.warning("request=%d refused: %s", request.request_id, request.finish_detail)
         self._set_finished(request, reason)
 
@@ -153,10 +164,17 @@ class Scheduler:
                 f"{self.max_new_tokens} steps must fit into engine.max_model_len="
                 f"{self.max_model_len}"
             )
-        # The last token of an output needs no place: nothing is computed from it.
-        num_new = self.max_new_tokens if self.fixed_steps else request.max_tokens - 1
-        capacity_error = self.kv_cache.capacity_error(num_prompt + num_new)
+        capacity_error = self.kv_cache.capacity_error(self._max_kv_len(request))
         return None if capacity_error is None else (FinishReason.REFUSED, capacity_error)
+
+    def _max_kv_len(self, request: Request) -> int:
+        """Tokens of a request that need a place in the cache, at most."""
+        # The last token of an output needs none: nothing is computed from it.
+        num_new = self.max_new_tokens if self.fixed_steps else request.max_tokens - 1
+        return request.num_prompt_tokens + num_new
+
+    def _enqueue(self, request: Request) -> None:
+        self.waiting_queue.append(request)
 
     def abort(self, request_id: int) -> None:
         """End a request wherever it is; finished and unknown ones stay as they are."""
@@ -213,7 +231,7 @@ class Scheduler:
             num_prefill_tokens=num_prefill_tokens,
             kv_used=kv_used,
             kv_total=self.kv_cache.num_usable_blocks,
-            num_waiting=len(self.waiting_queue),
+            num_waiting=self.num_waiting,
             num_running=len(self.running_requests),
             num_preempted=self._num_preempted,
             start_s=start_s,
@@ -223,7 +241,7 @@ class Scheduler:
         )
         self.num_steps += 1
         logger.info(
-            "step=%d kind=%s requests=%d tokens=%d kv=%s waiting=%d running=%d ms=%.2f "
+            "step=%d kind=%s requests=%d tokens=%d kv=%s waiting=%d running=%d%s ms=%.2f "
             "infer_ms=%.2f",
             record.step,
             record.kind,
@@ -232,6 +250,7 @@ class Scheduler:
             kv_usage,
             record.num_waiting,
             record.num_running,
+            "".join(f" {name}={num}" for name, num in self._queue_lengths().items()),
             record.step_time_s * 1e3,
             record.inference_time_s * 1e3,
         )
@@ -284,13 +303,13 @@ class Scheduler:
     def _schedule_waiting(self, token_budget: int) -> list[BatchRow]:
         """First chunks of requests that are admitted in this step."""
         rows: list[BatchRow] = []
-        if token_budget <= 0 or len(self.running_requests) >= self.max_num_requests:
+        if token_budget <= 0 or self.num_in_flight >= self.max_num_requests:
             return rows
         # A request that runs and will ask for another block must find one.
         num_growing = sum(map(self._will_grow, self.running_requests.values()))
         num_short = 0
         for position, request in enumerate(list(self.waiting_queue)):
-            if token_budget <= 0 or len(self.running_requests) >= self.max_num_requests:
+            if token_budget <= 0 or self.num_in_flight >= self.max_num_requests:
                 break
             num_tokens = self._admit(
                 request, token_budget, is_first=not rows, num_growing=num_growing
@@ -327,9 +346,7 @@ class Scheduler:
                 return None
             if self.enable_chunked_prefill:
                 num_tokens = token_budget
-        if not self.kv_cache.has_room_for(
-            request_id, request.num_tokens, num_growing
-        ) or not self.kv_cache.allocate_slots(
+        if not self._has_room(request, num_growing) or not self.kv_cache.allocate_slots(
             request_id, num_computed_tokens=num_cached, num_new_tokens=num_tokens
         ):
             self.kv_cache.free(request_id, will_return=True)
@@ -342,24 +359,35 @@ class Scheduler:
         if request.first_scheduled_time_s is None:
             request.first_scheduled_time_s = self.clock()
             request.num_cached_tokens = num_cached
+        self._on_admitted(request)
         return num_tokens
+
+    def _has_room(self, request: Request, num_growing: int) -> bool:
+        """Whether all of a waiting request fits beside what running ones will take."""
+        return self.kv_cache.has_room_for(request.request_id, request.num_tokens, num_growing)
 
     def _will_grow(self, request: Request) -> bool:
         num_tokens = request.num_prompt_tokens + request.max_tokens
         return self.kv_cache.will_grow(request.request_id, num_tokens)
 
     def _allocate(self, request: Request, num_tokens: int) -> bool:
-        """Take blocks for a running request; the oldest gets them by preempting the youngest."""
+        """Take blocks for the next tokens of a running request; False = it skips the step."""
         while not self.kv_cache.allocate_slots(
             request.request_id,
             num_computed_tokens=request.num_computed_tokens,
             num_new_tokens=num_tokens,
         ):
-            oldest = next(iter(self.running_requests.values()))
-            youngest = next(reversed(self.running_requests.values()))
-            if request is not oldest or youngest is oldest:
-                return False  # alone and still short: what is missing is pinned by a transfer
-            self._preempt(youngest)
+            if not self._make_room(request):
+                return False
+        return True
+
+    def _make_room(self, request: Request) -> bool:
+        """Give blocks back for a running request; the oldest gets those of the youngest."""
+        oldest = next(iter(self.running_requests.values()))
+        youngest = next(reversed(self.running_requests.values()))
+        if request is not oldest or youngest is oldest:
+            return False
+        self._preempt(youngest)
         return True
 
     def _preempt(self, request: Request) -> None:
@@ -446,14 +474,21 @@ class Scheduler:
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         self.kv_cache.free(request.request_id)
-        if self.running_requests.pop(request.request_id, None) is None:
-            with suppress(ValueError):  # also a preempted request waits
-                self.waiting_queue.remove(request)
+        self._retire(request, reason)
+
+    def _retire(self, request: Request, reason: FinishReason) -> None:
+        """Take a request out of its queue; its output ends where it was done."""
+        self._leave_queue(request)
         if request.valid_output_len is not None:
             del request.output_token_ids[request.valid_output_len :]
             del request.output_logprobs[request.valid_output_len :]
             del request.token_times_s[request.valid_output_len :]
         self._set_finished(request, reason)
+
+    def _leave_queue(self, request: Request) -> None:
+        if self.running_requests.pop(request.request_id, None) is None:
+            with suppress(ValueError):  # also a preempted request waits
+                self.waiting_queue.remove(request)
 
     def _set_finished(self, request: Request, reason: FinishReason) -> None:
         request.state = RequestState.FINISHED
@@ -475,11 +510,21 @@ class Scheduler:
 
     # -- hooks of the role-specific schedulers -------------------------------------------------
 
+    def _queue_lengths(self) -> dict[str, int]:
+        """Further queues of the status line."""
+        return {}
+
+    def _on_refused(self, request: Request) -> None:
+        """The request can never run here and is finished next."""
+
+    def _on_admitted(self, request: Request) -> None:
+        """The request has left `waiting_queue` and has the blocks of its first chunk."""
+
     def _on_prefill_complete(self, request: Request) -> None:
         """The request's prompt is computed and its first token sampled in this step; once."""
 
     def _on_request_finished(self, request: Request) -> None:
-        """The request was moved to `finished_requests`; its blocks are free."""
+        """The request was moved to `finished_requests`."""
 
 
 def _kind(num_prefill_tokens: int, num_tokens: int) -> Literal["prefill", "decode", "mixed"]:
