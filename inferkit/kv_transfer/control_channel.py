@@ -39,7 +39,7 @@ RECONNECT_MS, MAX_RECONNECT_MS = 50, 2000
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5000, 15000
 """A host that vanished is noticed, and connected to again."""
 
-_ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
+_ADDRESS = re.compile(r"tcp://(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class ControlChannel:
         if not secret and not is_loopback(host):
             raise ConfigError(
                 f"control messages at {host} come from other hosts and must be authenticated; "
-                "set disagg.secret_file to a file with the same secret on all hosts"
+                "set disagg.secret_env to a variable that holds the same secret on all hosts"
             )
         self.host = host
         self.secret = secret
@@ -92,7 +92,8 @@ class ControlChannel:
         self._inbox.setsockopt(zmq.RCVHWM, MAX_QUEUED)
         self._inbox.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._inbox.setsockopt(zmq.LINGER, 0)
-        self.port = self._inbox.bind_to_random_port(f"tcp://{_bracketed(self.host)}")
+        self._inbox.bind(f"tcp://{_bracketed(self.host)}:*")
+        self.port = int(self._inbox.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller.register(self._inbox, zmq.POLLIN)
         self._poller.register(self._wake_fd, zmq.POLLIN)
@@ -183,7 +184,8 @@ class ControlChannel:
 
     def _connected(self, address: str) -> "zmq.Socket[bytes] | None":
         """Addresses come from peers: only plain TCP ones are followed."""
-        if not _ADDRESS.fullmatch(address):
+        parts = _ADDRESS.fullmatch(address)
+        if parts is None or not 0 < int(parts[1]) < 1 << 16:
             self.drop("bad_address")
             return None
         assert self._context is not None, "start() comes first"

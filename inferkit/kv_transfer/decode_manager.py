@@ -34,6 +34,12 @@ from inferkit.kv_transfer.timers import TransferTimers
 
 logger = logging.getLogger(__name__)
 
+WATCH_INTERVAL_S = 60.0
+"""Bootstrap servers that requests wait for are named again so often, or they are forgotten."""
+
+
+BEFORE_LANDING = (DecodePhase.WAITING, DecodePhase.ADMITTED)
+
 
 def no_event() -> None:
     """Nobody is to be woken."""
@@ -94,6 +100,9 @@ class DecodeTransferManager(KVTransferManager):
         )
         self.slots = MetadataSlots(memory=memory.cell_bytes, num_slots=memory.num_cells)
         self._records: DecodeRecords | None = None
+        self._urls: dict[TransferKey, str] = {}
+        """Bootstrap addresses of requests that have not landed."""
+        self._next_watch = 0.0
         self._fences: dict[int, Fence] = {}
         """Transfer id -> what the engine is to revoke; in order."""
         self._layouts: dict[Peer, InstanceLayout] = {}
@@ -132,6 +141,7 @@ class DecodeTransferManager(KVTransferManager):
                 self.records.accept(key, pair, kv_len=kv_len, seed=seed, remaining_ms=remaining_ms)
             )
             self._refuse(key, pair.prefill)
+        self._urls[key] = bootstrap_url
         self.watch(bootstrap_url)
         return actions
 
@@ -237,6 +247,7 @@ class DecodeTransferManager(KVTransferManager):
 
     def _before_votes(self) -> None:
         """Fences belong to the thread that runs the model: memory may have to be moved."""
+        self._watch_again()
         with self._lock:
             fences = list(self._fences.values())
         for fence in fences:
@@ -252,6 +263,21 @@ class DecodeTransferManager(KVTransferManager):
         with self._lock:
             for transfer_id in broken:
                 self.records.on_broken(transfer_id)
+
+    def _watch_again(self) -> None:
+        now = self.clock()
+        if now < self._next_watch:
+            return
+        self._next_watch = now + WATCH_INTERVAL_S
+        with self._lock:
+            records = self.records.records
+            self._urls = {
+                key: url
+                for key, url in self._urls.items()
+                if key in records and records[key].phase in BEFORE_LANDING
+            }
+        for url in set(self._urls.values()):
+            self.watch(url)
 
     def _on_message(self, message: TransferMessage) -> bool:
         if not isinstance(message, Status | DrainAck):

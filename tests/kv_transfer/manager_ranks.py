@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -111,7 +112,6 @@ class Job:
     pair: PinnedPair
     kv_len: int
     blocks: dict[str, list[int]] = field(default_factory=dict)
-    num_wakes: int = 0
 
 
 class Group:
@@ -167,7 +167,7 @@ class Instance:
         self.free = {key: list(range(1, NUM_BLOCKS)) for key in (FULL, WINDOW)}
         self.held: dict[TransferKey, dict[str, list[int]]] = {}
         self.log: list[Action] = []
-        self.num_events = 0
+        self.woken = threading.Event()
         self.layout = InstanceLayout(
             model="m",
             model_fingerprint="f",
@@ -204,7 +204,7 @@ class Instance:
         raise NotImplementedError
 
     def on_event(self) -> None:
-        self.num_events += 1
+        self.woken.set()
 
     def close(self) -> None:
         for manager in self.managers:
@@ -428,6 +428,47 @@ def lay_out(engine: Any, specs: Sequence[CacheSpec], num_cells: int) -> RankMemo
         num_blocks=num_blocks,
         num_cells=num_cells,
     )
+
+
+class Site:
+    """Makes instances whose engines reach each other, and closes them."""
+
+    def __init__(self) -> None:
+        self.stack = ExitStack()
+        self.make_engine = engines("in_process")
+        self.defaults: dict[str, Any] = {}
+
+    def use(self, engine: str, **defaults: Any) -> "Site":
+        self.make_engine = engines(engine)
+        self.defaults = defaults
+        return self
+
+    @property
+    def fabric(self) -> Fabric:
+        """Of the in-process engines."""
+        fabric: Fabric = self.make_engine.keywords["fabric"]
+        return fabric
+
+    def prefill(self, name: str = "p", epoch: int = 11, **kwargs: Any) -> PrefillInstance:
+        instance = PrefillInstance(name, epoch, self.make_engine, **self.defaults | kwargs)
+        self.stack.callback(instance.close)
+        return instance
+
+    def decode(
+        self, *prefills: PrefillInstance, name: str = "d", epoch: int = 22, **kwargs: Any
+    ) -> DecodeInstance:
+        """It knows the routes to these prefill instances."""
+        instance = DecodeInstance(name, epoch, self.make_engine, **self.defaults | kwargs)
+        self.stack.callback(instance.close)
+        for prefill in prefills:
+            instance.learn(prefill)
+        return instance
+
+    def pair(
+        self, tp: tuple[int, int] = (1, 1), **kwargs: Any
+    ) -> tuple[PrefillInstance, DecodeInstance]:
+        prefill = self.prefill(tp=tp[0], **kwargs)
+        return prefill, self.decode(prefill, tp=tp[1], **kwargs)
 
 
 _rooms = count(1)

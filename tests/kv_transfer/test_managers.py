@@ -1,7 +1,5 @@
 """Hand-offs between managers over real sockets and engines, without faults."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -10,42 +8,21 @@ from inferkit.kv_transfer.actions import Code
 from tests.kv_transfer.manager_ranks import (
     GQA,
     MIXED,
-    DecodeInstance,
     Layer,
-    PrefillInstance,
-    engines,
+    Site,
     hand_over,
     make_job,
     pump,
 )
 
 ENGINES = ("in_process", "shared_memory", "tcp")
-Pair = tuple[PrefillInstance, DecodeInstance]
-
-
-@pytest.fixture
-def make_pair() -> Iterator[Callable[..., Pair]]:
-    with ExitStack() as stack:
-
-        def make(engine: str, tp: tuple[int, int] = (1, 1), **kwargs: Any) -> Pair:
-            make_engine = engines(engine)
-            prefill = PrefillInstance("p", 11, make_engine, tp=tp[0], **kwargs)
-            stack.callback(prefill.close)
-            decode = DecodeInstance("d", 22, make_engine, tp=tp[1], **kwargs)
-            stack.callback(decode.close)
-            decode.learn(prefill)
-            return prefill, decode
-
-        yield make
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("tp", [(1, 1), (2, 1), (1, 2)])
 @pytest.mark.parametrize("model", [GQA, MIXED], ids=["gqa", "mixed"])
-def test_kv_arrives_byte_for_byte(
-    make_pair: Callable[..., Pair], engine: str, tp: tuple[int, int], model: Any
-) -> None:
-    prefill, decode = make_pair(engine, tp, model=model)
+def test_kv_arrives_byte_for_byte(site: Site, engine: str, tp: tuple[int, int], model: Any) -> None:
+    prefill, decode = site.use(engine).pair(tp, model=model)
     jobs = [make_job(prefill, decode, kv_len) for kv_len in (1, 10, 16)]
     hand_over(prefill, decode, jobs, {jobs[1].key: (3, 8), jobs[2].key: (4, 12)})
     for job in jobs:
@@ -54,17 +31,16 @@ def test_kv_arrives_byte_for_byte(
     prefill.check_empty()
     decode.check_empty()
     assert all(end.code is Code.OK for end in decode.ends.values())
-    assert prefill.num_events and decode.num_events
 
 
-def test_blocks_before_a_window_stay_where_they_are(make_pair: Callable[..., Pair]) -> None:
-    prefill, decode = make_pair("tcp", model=(Layer(), Layer(window=6)))
+def test_blocks_before_a_window_stay_where_they_are(site: Site) -> None:
+    prefill, decode = site.use("tcp").pair(model=(Layer(), Layer(window=6)))
     job = make_job(prefill, decode, 19)
     hand_over(prefill, decode, [job], {job.key: (5, 13)})
 
 
-def test_the_first_token_may_end_a_request(make_pair: Callable[..., Pair]) -> None:
-    prefill, decode = make_pair("shared_memory", (2, 1))
+def test_the_first_token_may_end_a_request(site: Site) -> None:
+    prefill, decode = site.use("shared_memory").pair((2, 1))
     job = make_job(prefill, decode)
     prefill.finishes.add(job.key)
     decode.generate(job)

@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 from inferkit import load_config
 from inferkit.config.space import ConfigSpace
 from inferkit.core.errors import ConfigError
+from inferkit.kv_transfer.layout import layer_layouts
+from inferkit.kv_transfer.rank_memory import model_heads
 from tests.families import FAMILIES, VARIANTS
 from tests.models.unjoined import context_of, layout_of
 from tests.parallel.splits import SPLITS
@@ -129,11 +131,14 @@ def test_arch_knows_what_the_fullest_rank_holds(variant, split):
     num_experts = getattr(arch, "num_experts", None) or layout.moe_ep_size
     if num_experts % layout.moe_ep_size:
         pytest.skip("experts are not padded")
-    weights, kv_bytes = set(), set()
+    weights, kv_bytes, layers = set(), set(), set()
     for rank in range(layout.world_size):
         model = model_class(arch, ctx=context_of(layout, rank, torch.bfloat16))
         weights.add(sum(parameter.numel() for parameter in model.parameters()))
-        kv_bytes.add(sum(spec.bytes_per_token for spec in model.cache_specs()))
+        specs = model.cache_specs()
+        kv_bytes.add(sum(spec.bytes_per_token for spec in specs))
+        layers.add(layer_layouts(specs, model_heads(specs), tp_size=layout.attn_tp_size))
+    assert len(layers) == 1  # what instances compare before they hand a cache over
     assert arch.num_parameters_of_rank(layout) == max(weights)
     assert arch.kv_bytes_per_token_of_rank("bfloat16", layout) == max(kv_bytes)
     if split == "alone":

@@ -101,7 +101,8 @@ def test_attend_with_sinks_equals_plain_attention(rows, window, dtype):
 def test_allocate_lays_tensors_into_a_given_buffer():
     spec = make_spec()
     cache = PagedCache(device=torch.device("cpu"))
-    buffer = torch.full((3 * spec.bytes_per_block + 8,), 255, dtype=torch.uint8)
+    buffer = torch.zeros(3 * spec.bytes_per_block + 8, dtype=torch.uint8)
+    buffer[-8:] = 255
     k, v = cache.allocate(spec, 3, buffer)
     assert k.shape == v.shape == (3, 4, 1, 8)
     assert not k.any() and not v.any()
