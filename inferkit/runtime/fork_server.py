@@ -20,6 +20,24 @@ def start_fork_server(*modules: str) -> None:
         forkserver.ensure_running()
 
 
+def kill_fork_server() -> None:
+    """Kill it wherever it is, also while it imports; may be called from a signal handler.
+
+    Who waits for a rank from it gets an EOFError or OSError.
+    """
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def stop_fork_server() -> None:
+    """Kill it and forget it: the next start has a new one."""
+    kill_fork_server()
+    with contextlib.suppress(OSError):
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
 @contextlib.contextmanager
 def _blocked(*signals: signal.Signals) -> Iterator[None]:
     """Processes that are started meanwhile have these signals blocked."""

@@ -5,20 +5,25 @@ as fast as one; torch.distributed.elastic supervises them. Each reports over a p
 what it prints goes into files of the run directory. What a rank does is `rank_process`.
 """
 
+import atexit
 import contextlib
+import importlib
 import logging
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from inferkit.runtime.fork_server import start_fork_server
+from inferkit.runtime.fork_server import kill_fork_server, start_fork_server, stop_fork_server
 from inferkit.runtime.rank_errors import PEER_GRACE_S, cause_of_end
 from inferkit.runtime.rank_process import run_rank
 
@@ -66,19 +71,59 @@ def run_workers(
         start_fork_server(ELASTIC, entrypoint.partition(":")[0])
         group = _WorkerGroup(entrypoint, rank_args, log_dir=log_dir, on_event=on_event)
         try:
-            if not signals:
-                group.start()
-            while not (signals or group.has_ended()):
+            _start(group, signals)
+            while not (signals.received or group.has_ended()):
                 group.wait(POLL_INTERVAL_S)
         finally:
             group.close()
-    for signum in signals:
+            if signals.received and not group.has_started:
+                stop_fork_server()
+    for signum in signals.received:
         if signum is signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + signum)
     error = cause_of_end(group.errors, group.dead, is_alone=ranks == [0], log_dir=log_dir)
     if error is not None:
         raise error
+
+
+def _start(group: "_WorkerGroup", signals: "_EndSignals") -> None:
+    """Start the ranks, or return at once where a signal asks for the end: imports take seconds."""
+    if not _import_elastic(signals):
+        return
+    try:
+        with signals.answered_by(kill_fork_server):
+            group.start()
+    except (EOFError, OSError):
+        if not signals.received:
+            raise
+
+
+def _import_elastic(signals: "_EndSignals") -> bool:
+    """Import what starts ranks; False = a signal came before.
+
+    An import that is broken off leaves modules that cannot be imported again, so it goes on in a
+    thread, and the process exits without it.
+    """
+    thread = threading.Thread(target=importlib.import_module, args=(ELASTIC,), daemon=True)
+    thread.start()
+    while thread.is_alive() and not signals.received:
+        thread.join(POLL_INTERVAL_S)
+    if signals.received:
+        atexit.register(_exit_without, thread, 128 + signals.received[0])
+    return not signals.received
+
+
+def _exit_without(thread: threading.Thread, exit_code: int) -> None:
+    """End the process where a thread would be caught by the interpreter's end in foreign code."""
+    if not thread.is_alive():
+        return
+    multiprocessing.util._exit_function()  # type: ignore[attr-defined]
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(exit_code)
 
 
 class _WorkerGroup:
@@ -146,6 +191,10 @@ class _WorkerGroup:
         return self._result is not None or time.monotonic() > self._deadline_s
 
     @property
+    def has_started(self) -> bool:
+        return self._processes is not None
+
+    @property
     def dead(self) -> dict[int, int]:
         """Rank -> exit code, of the rank that elastic saw fail first."""
         if self._result is None or not self._result.is_failed():
@@ -188,25 +237,46 @@ class _WorkerGroup:
         self._deadline_s = min(self._deadline_s, time.monotonic() + grace_s)
 
 
+@dataclass(kw_only=True)
+class _EndSignals:
+    """Signals that have asked for the end of this process."""
+
+    received: list[signal.Signals] = field(default_factory=list)
+    _answer: Callable[[], None] = lambda: None
+
+    def on_signal(self, number: int, frame: object) -> None:
+        self.received.append(signal.Signals(number))
+        self._answer()
+
+    @contextlib.contextmanager
+    def answered_by(self, answer: Callable[[], None]) -> Iterator[None]:
+        """Call `answer`, in the main thread, when a signal comes meanwhile or has come before."""
+        before, self._answer = self._answer, answer
+        try:
+            if self.received:
+                answer()
+            yield
+        finally:
+            self._answer = before
+
+
 @contextlib.contextmanager
-def _end_signals() -> Iterator[list[signal.Signals]]:
+def _end_signals() -> Iterator[_EndSignals]:
     """Signals that ask for the end of this process are collected, not acted upon.
 
     elastic would raise them wherever this process is, also where ranks are half started. Signals
     that are ignored (SIGHUP under nohup) stay so.
     """
-    received: list[signal.Signals] = []
+    signals = _EndSignals()
     before = {}
     known = os.environ.get(ELASTIC_SIGNALS)
     os.environ[ELASTIC_SIGNALS] = ""
     if threading.current_thread() is threading.main_thread():
         for signum in END_SIGNALS:
             if signal.getsignal(signum) is not signal.SIG_IGN:
-                before[signum] = signal.signal(
-                    signum, lambda number, frame: received.append(signal.Signals(number))
-                )
+                before[signum] = signal.signal(signum, signals.on_signal)
     try:
-        yield received
+        yield signals
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler or signal.SIG_DFL)

@@ -106,6 +106,48 @@ def test_ranks_end_with_a_killed_parent(tmp_path):
     assert not alive
 
 
+SLOW_MODULE = """
+import time
+from pathlib import Path
+
+Path("begun").touch()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("phase", ["this process imports", "the fork server imports"])
+def test_a_signal_is_heard_while_ranks_are_being_started(tmp_path, phase):
+    (tmp_path / "slow_module.py").write_text(SLOW_MODULE)
+    code = (
+        "from pathlib import Path\n"
+        "from inferkit.runtime.worker_group import run_workers\n"
+        "print('begins', flush=True)\n"
+        "run_workers('slow_module:function', {0: (), 1: ()}, log_dir=Path('logs'),\n"
+        "            on_event=print)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stdout.readline() == "begins\n"
+        while phase.startswith("the fork") and not (tmp_path / "begun").exists():
+            time.sleep(0.05)
+        time.sleep(0.5)
+        everybody = psutil.Process(parent.pid).children(recursive=True)
+        start_s = time.monotonic()
+        parent.send_signal(signal.SIGTERM)
+        _, errors = parent.communicate(timeout=60)
+        duration_s = time.monotonic() - start_s
+    _, alive = psutil.wait_procs(everybody, timeout=5)
+    assert everybody and not alive
+    assert (parent.returncode, errors) == (128 + signal.SIGTERM, "")
+    assert duration_s < 5  # well below a second on a machine that does nothing else
+
+
 def test_messages_of_several_ranks_do_not_mix(tmp_path):
     events = []
     size = 300_000
