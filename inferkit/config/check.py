@@ -14,7 +14,7 @@ from inferkit.config.memory import check_memory
 from inferkit.config.model_files import ModelFiles, read_model_files
 from inferkit.config.model_rules import check_model
 from inferkit.config.overrides import compose_checked
-from inferkit.config.resolve import resolve_automatic
+from inferkit.config.resolve import resolve_automatic, resolve_platform
 from inferkit.config.rules import check_rules
 from inferkit.config.schema import InferenceConfig
 from inferkit.config.space import ConfigSpace
@@ -94,8 +94,11 @@ class Checker:
         """What a cluster of this command line starts, checked."""
 
         def check(words: Sequence[str]) -> RoleOutcome:
-            found = self.check_overrides(words)
-            return found.faults, found.warnings, found.config
+            composition = compose_checked(self.space, words)
+            found = self.check_composed(composition.cfg, composition.faults)
+            typed = self._typed(composition.cfg)
+            config = replace(typed, platform=resolve_platform(typed.platform))
+            return found.faults, found.warnings, config
 
         return plan_cluster(overrides, cfg, check, known=known, is_run=self.is_run)
 
@@ -105,10 +108,11 @@ class Checker:
         """The check of a cluster with what was found in its roles."""
         plan = self.plan(overrides, cfg, checked.faults)
         faults = (*checked.faults, *plan.faults)
+        told = _keys(checked.warnings)
         return replace(
             checked,
             faults=faults,
-            warnings=tuple(dict.fromkeys([*checked.warnings, *plan.warnings])),
+            warnings=(*checked.warnings, *(w for w in plan.warnings if w.key not in told)),
             config=None if faults else checked.config,
         )
 

@@ -27,8 +27,8 @@ from inferkit.core.host import available_memory
 
 ROLES = (ROUTER, PREFILL, DECODE)
 
-RoleOutcome = tuple[Sequence[Fault], Sequence[Fault], InferenceConfig | None]
-"""Faults, warnings, and the configuration where there are no faults."""
+RoleOutcome = tuple[Sequence[Fault], Sequence[Fault], InferenceConfig]
+"""Faults, warnings, and the configuration as composed; only its platform is resolved."""
 CheckRole = Callable[[Sequence[str]], RoleOutcome]
 """Checks the overrides of one role."""
 
@@ -40,7 +40,7 @@ class ClusterPlan:
     words: dict[str, list[str]]
     """Role -> the overrides of each of its processes."""
     configs: dict[str, InferenceConfig]
-    """Role -> its configuration; roles with faults are left out."""
+    """Role -> its configuration as composed; only its platform is resolved."""
     faults: list[Fault]
     warnings: list[Fault]
 
@@ -69,14 +69,13 @@ def plan_cluster(
     }
     words = {role: role_words(overrides, role, own[role]) for role in ROLES}
     checks, warnings = _check_roles(words, own, check)
-    if is_run and all(found.config is not None for found in checks) and not faults:
+    if is_run and not faults and not any(found.faults for found in checks):
         shares = _shares(cfg, checks)
         words = {role: role_words(overrides, role, own[role], shares=shares) for role in ROLES}
         checks, warnings = _check_roles(words, own, check)
-    configs = {found.role: found.config for found in checks if found.config is not None}
+    configs = {found.role: found.config for found in checks}
     faults += merged_faults(checks, [*known, *faults])
-    if PREFILL in configs and DECODE in configs:
-        faults += pair_faults(configs)
+    faults += pair_faults(configs)
     faults += port_faults(cfg, configs)
     return ClusterPlan(words=words, configs=configs, faults=faults, warnings=warnings)
 
@@ -91,12 +90,13 @@ def _check_roles(
         checks.append(
             RoleCheck(role=role, words=words[role], own=own[role], faults=faults, config=config)
         )
-        warnings += found
+        if role != ROUTER:  # what it does not read is there for the others
+            warnings += found
     return checks, list(dict.fromkeys(warnings))
 
 
 def _shares(cfg: InferenceConfig, checks: Sequence[RoleCheck]) -> Shares:
-    configs = {c.role: c.config for c in checks if c.role in INSTANCES and c.config is not None}
+    configs = {found.role: found.config for found in checks if found.role in INSTANCES}
     allowed = len(os.sched_getaffinity(0))
     num_cores = min(allowed, psutil.cpu_count(logical=False) or allowed)
     return shares_of_host(cfg, configs, memory=available_memory(), num_cores=num_cores)

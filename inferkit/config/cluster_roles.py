@@ -12,14 +12,21 @@ from typing import Any
 from inferkit.config.faults import Command, Fault, Fix, key_of, show
 from inferkit.config.network_rules import ports
 from inferkit.config.resolve import CPU_PLATFORM
-from inferkit.config.role_rules import ROLES
 from inferkit.config.schema import InferenceConfig
 
 CLUSTER, ROUTER, PREFILL, DECODE = "cluster", "router", "prefill", "decode"
 INSTANCES = (PREFILL, DECODE)
 OWN_NODES = ("cluster", "router", "hydra", "runner", "role")
 """What the command line of a cluster says of these is not passed on to instances."""
-UNREAD_BY_ROUTER = ("parallel", "kv_cache", "scheduler", "exe_mode", "platform", "engine.warm_up")
+UNREAD_BY_ROUTER = (
+    "parallel",
+    "kv_cache",
+    "scheduler",
+    "exe_mode",
+    "platform",
+    "disagg",
+    "engine.warm_up",
+)
 FREE_PORTS: Mapping[str, tuple[str, ...]] = {
     PREFILL: ("disagg.http_port=0", "disagg.bootstrap_port=0", "disagg.zmq_port=0"),
     DECODE: ("disagg.http_port=0", "disagg.zmq_port=0"),
@@ -80,8 +87,6 @@ def _is_passed_on(text: str, role: str) -> bool:
     node = key.partition(".")[0]
     if key == "role":
         return True
-    if role == ROUTER and node == "disagg":
-        return key in ROLES[ROUTER].keys
     if role == ROUTER and node == "router":
         return key not in ("router.prefill_urls", "router.decode_urls")
     if role == ROUTER and key != "scheduler.max_new_tokens":
@@ -142,7 +147,7 @@ class RoleCheck:
     words: Sequence[str]
     own: Sequence[str]
     faults: Sequence[Fault]
-    config: InferenceConfig | None
+    config: InferenceConfig
 
 
 def merged_faults(checks: Sequence[RoleCheck], known: Sequence[Fault]) -> list[Fault]:
@@ -164,8 +169,10 @@ def merged_faults(checks: Sequence[RoleCheck], known: Sequence[Fault]) -> list[F
         fix: Fix | None = fault.fix
         own = [check for check in holders if _is_own(check, fault)]
         if own:
-            parts = [fixes[check.role] for check in own]
-            fix = None if None in parts else Fix(add=tuple(part for part in parts if part))
+            parts = [part for check in own if (part := fixes[check.role]) is not None]
+            is_example = any(part.is_example for part in parts)
+            added = tuple(text for part in parts for text in part.add)
+            fix = Fix(add=added, is_example=is_example) if len(parts) == len(own) else None
         given = f"{names}: {fault.given or fault.key}"
         merged.append(replace(fault, given=given, fix=fix, related=()))
     return merged
@@ -176,21 +183,25 @@ def _is_own(check: RoleCheck, fault: Fault) -> bool:
     return any(f"{fault.key}.".startswith(f"{key}.") for key in keys)
 
 
-def _fixed_words(check: RoleCheck) -> str | None:
+def _fixed_words(check: RoleCheck) -> Fix | None:
     """`cluster.<role>_overrides=...` with all its faults cured; None = not known."""
     if check.role == ROUTER:
         return None
     faults = [fault for fault in check.faults if _is_own(check, fault)]
-    if any(fault.fix is None for fault in faults):
+    fixes = [fault.fix for fault in faults if fault.fix is not None]
+    if len(fixes) < len(faults):
         return None
-    fixed = Command(overrides=tuple(check.own)).fixed(fault.fix for fault in faults if fault.fix)
-    text = shlex.join(fixed.overrides).replace("\\", "\\\\").replace('"', '\\"')
-    return f'cluster.{check.role}_overrides="{text}"'
+    words = Command(overrides=tuple(check.own)).fixed(fixes).overrides
+    text = shlex.join(words).replace('"', '\\"')
+    return Fix(
+        add=(f'cluster.{check.role}_overrides="{text}"',),
+        is_example=any(fix.is_example for fix in fixes),
+    )
 
 
 def pair_faults(configs: Mapping[str, InferenceConfig]) -> Iterator[Fault]:
     """Everything in which prefill, decode and router must not differ, and do."""
-    prefill, decode = configs[PREFILL], configs[DECODE]
+    router, prefill, decode = (configs[role] for role in (ROUTER, PREFILL, DECODE))
     for keys in EQUAL_KEYS.values():
         for key in keys:
             if key == "data.seed" and prefill.model.with_ckpt:
@@ -203,9 +214,8 @@ def pair_faults(configs: Mapping[str, InferenceConfig]) -> Iterator[Fault]:
                     problem="prefill and decode hand KV over, so they must have the same; set it "
                     "for both, outside cluster.prefill_overrides and cluster.decode_overrides",
                 )
-    router = configs.get(ROUTER)
     for key in ("model.name", "model._target_", "model.path", "model.arch", "engine.max_model_len"):
-        if router is None or _value(prefill, key) != _value(decode, key):
+        if _value(prefill, key) != _value(decode, key):
             continue
         left, right = _value(router, key), _value(prefill, key)
         if left != right:
@@ -223,16 +233,18 @@ def port_faults(cfg: InferenceConfig, configs: Mapping[str, InferenceConfig]) ->
     for role, config in configs.items():
         for key, port in ports(config):
             count: int = getattr(cfg.cluster, role, 1)
-            key_of_cluster = key if role == ROUTER else f"cluster.{role}_overrides"
-            given = f"{role}: {key}={port}"
+            problem = ""
             if count > 1:
-                problem = f"is one port for {count} instances; leave it out (a free one is chosen)"
-                yield Fault(key=key_of_cluster, given=given, problem=problem)
+                problem = f"is one port for {count} instances"
             elif port in users:
-                problem = f"is taken by {users[port]} too; leave it out (a free one is chosen)"
-                yield Fault(key=key_of_cluster, given=given, problem=problem)
-            else:
-                users[port] = given
+                problem = f"is {users[port]} too"
+            users.setdefault(port, f"{key} of {role}")
+            if problem:
+                yield Fault(
+                    key=key if role == ROUTER else f"cluster.{role}_overrides",
+                    given=f"{role}: {key}={port}",
+                    problem=f"{problem}; leave it out (a free one is chosen)",
+                )
 
 
 def shares_of_host(
@@ -252,10 +264,12 @@ def shares_of_host(
     num_ranks = sum(
         getattr(cfg.cluster, role) * configs[role].parallel.world_size for role in INSTANCES
     )
-    platforms = [configs[role].platform for role in INSTANCES]
+    share = (memory or 0) // num_ranks
+    planned = max(configs[role].platform.device_memory for role in INSTANCES)
+    has_threads = any(configs[role].platform.num_threads for role in INSTANCES)
     return Shares(
-        device_memory=0 if any(p.device_memory for p in platforms) else (memory or 0) // num_ranks,
-        num_threads=0 if any(p.num_threads for p in platforms) else max(1, num_cores // num_ranks),
+        device_memory=share if not planned or planned > share else 0,
+        num_threads=0 if has_threads else max(1, num_cores // num_ranks),
     )
 
 

@@ -87,13 +87,7 @@ ROLES: Mapping[str, Role] = {
     ),
     "router": Role(
         runner=ROUTER_RUNNER,
-        keys=ROUTER_KEYS
-        | {
-            "disagg.secret_env",
-            "disagg.heartbeat_interval_s",
-            "disagg.heartbeat_misses",
-            "disagg.register_interval_s",
-        },
+        keys=ROUTER_KEYS,
     ),
     "cluster": Role(
         runner=CLUSTER_RUNNER,

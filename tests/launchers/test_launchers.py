@@ -2,7 +2,9 @@
 
 import json
 import os
+import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -108,3 +110,132 @@ def test_the_multi_node_script_says_what_is_wrong(tmp_path, shown, words, node_r
     assert result.returncode == 2 and not result.stdout
     assert message in result.stderr
     assert result.stderr.startswith("offline_multi_node.sh: ")
+
+
+# -- prefill, decode and router --------------------------------------------------------------------
+
+
+def shown_commands(script, *words, directory, **variables):
+    """Role -> words after `python -m inferkit`, as DRY_RUN shows them."""
+    result = launch(script, *words, directory=directory, **variables | {"DRY_RUN": "1"})
+    assert result.returncode == 0, result.stderr
+    commands = {}
+    for line in result.stdout.splitlines():
+        role, _, command = line.partition(": ")
+        program, *rest = shlex.split(command)
+        assert (program, rest[:2]) == (sys.executable, ["-m", "inferkit"])
+        commands[role] = rest[2:]
+    return commands
+
+
+HERE, THERE = "127.0.0.1", "203.0.113.7"
+LISTS = {"prefill": (HERE, THERE), "decode": (THERE, HERE)}
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("script", ["pd_node.sh", "pd_{role}.sh"])
+def test_a_node_starts_the_role_whose_list_it_is_in(tmp_path, role, script):
+    words = ["parallel=tp2", "prefill:scheduler.batch_size=4", "decode:model.path=/a b"]
+    variables = {"ROUTER_IP": THERE, "INFERKIT_SECRET": "s", "MASTER_PORT": "1234"}
+    commands = shown_commands(
+        script.format(role=role), *LISTS[role], *words, directory=tmp_path, **variables
+    )
+    prefill, decode = LISTS[role]
+    own = {"prefill": "scheduler.batch_size=4", "decode": "model.path=/a b"}
+    assert commands == {
+        role: [
+            f"+role={role}",
+            f"disagg.prefill_ips=[{prefill}]",
+            f"disagg.decode_ips=[{decode}]",
+            f"disagg.router_url=http://{THERE}:8000",
+            "disagg.secret_env=INFERKIT_SECRET",
+            "parallel.master_port=1234",
+            "parallel=tp2",
+            own[role],
+        ]
+    }
+
+
+def test_the_router_starts_on_the_first_decode_node(tmp_path):
+    words = ["parallel=tp2", "model=llama", "router.retries=2", "kv_cache.block_size=16"]
+    lists = (THERE, f"{HERE},203.0.113.8")
+    commands = shown_commands("pd_node.sh", *lists, *words, directory=tmp_path)
+    assert list(commands) == ["router", "decode"]
+    assert commands["router"] == [
+        "+role=router",
+        f"router.host={HERE}",
+        "router.port=8000",
+        "router.prefill_urls=[]",
+        "router.decode_urls=[]",
+        "model=llama",
+        "router.retries=2",
+    ]
+    assert commands["decode"][-3:] == ["parallel=tp2", "model=llama", "kv_cache.block_size=16"]
+    assert f"disagg.router_url=http://{HERE}:8000" in commands["decode"]
+
+
+def test_the_router_starts_on_another_node_where_it_is_told_to(tmp_path):
+    lists = (THERE, "203.0.113.8")
+    variables = {"ROUTER_IP": HERE, "ROUTER_PORT": "9000"}
+    commands = shown_commands("pd_node.sh", *lists, directory=tmp_path, **variables)
+    assert list(commands) == ["router"]
+    assert commands["router"][1:3] == [f"router.host={HERE}", "router.port=9000"]
+    alone = shown_commands("pd_router.sh", *lists, directory=tmp_path, **variables)
+    assert alone == commands
+    lists = (HERE, THERE)
+    commands = shown_commands("pd_node.sh", *lists, directory=tmp_path, **variables)
+    assert list(commands) == ["router", "prefill"]
+    assert f"disagg.router_url=http://{HERE}:9000" in commands["prefill"]
+
+
+def test_a_node_in_both_lists_is_told_its_role(tmp_path):
+    for role, expected in (("prefill", ["prefill"]), ("decode", ["router", "decode"])):
+        commands = shown_commands("pd_node.sh", HERE, HERE, directory=tmp_path, PD_ROLE=role)
+        assert list(commands) == expected
+
+
+@pytest.mark.parametrize(
+    "script, words, variables, message",
+    [
+        ("pd_node.sh", [], {}, "the lists of prefill and decode nodes are missing"),
+        ("pd_prefill.sh", [HERE], {}, "the lists of prefill and decode nodes are missing"),
+        ("pd_node.sh", [HERE, "parallel=tp2"], {}, "decode nodes is parallel=tp2, which is no li"),
+        ("pd_node.sh", [f"{HERE},,{THERE}", THERE], {}, "prefill nodes 127.0.0.1,,203.0.113.7 has"),
+        ("pd_node.sh", [f"{HERE},{HERE}", THERE], {}, "prefill nodes names 127.0.0.1 twice"),
+        ("pd_node.sh", [THERE, "203.0.113.8"], {}, "none of 203.0.113.7,203.0.113.8 is an addr"),
+        ("pd_decode.sh", [HERE, THERE], {}, "none of the decode nodes 203.0.113.7 is an address"),
+        ("pd_router.sh", [HERE, THERE], {}, "the router belongs on 203.0.113.7, which is no addr"),
+        ("pd_node.sh", [HERE, HERE], {}, "this node is in both lists (127.0.0.1, 127.0.0.1); set"),
+        ("pd_node.sh", [HERE, THERE], {"PD_ROLE": "router"}, "PD_ROLE=router is no role of a nod"),
+        ("pd_node.sh", [HERE, THERE], {"PD_ROLE": "decode"}, "none of the decode nodes 203.0.113"),
+        ("pd_node.sh", [HERE, THERE], {"PYTHON": "no-such-python"}, "no interpreter no-such-pytho"),
+        ("pd_node.sh", [HERE, THERE], {"PYTHON": "/bin/false"}, "/bin/false cannot import inferk"),
+        ("pd_node.sh", [HERE, THERE, "router.port=9"], {}, "router.port=9 would hide the router"),
+    ],
+)
+def test_a_pd_script_says_what_is_wrong(tmp_path, script, words, variables, message):
+    result = launch(script, *words, directory=tmp_path, **variables | {"DRY_RUN": "1"})
+    assert result.returncode == 2 and not result.stdout
+    assert message in result.stderr
+    assert result.stderr.startswith(f"{script}: ")
+
+
+def test_a_port_in_use_is_found_before_the_start(tmp_path):
+    with socket.create_server((HERE, 0)) as server:
+        port = server.getsockname()[1]
+        words = [HERE, THERE, "disagg.http_port=0", f"prefill:disagg.bootstrap_port={port}"]
+        result = launch("pd_node.sh", *words, directory=tmp_path)
+    assert result.returncode == 2
+    assert f"port {port} is in use on this node" in result.stderr
+    assert "with disagg.bootstrap_port=..." in result.stderr
+
+
+def test_a_node_rank_speaks_for_a_node_without_a_listed_address(tmp_path):
+    commands = shown_commands("pd_decode.sh", HERE, THERE, directory=tmp_path, NODE_RANK="0")
+    assert list(commands) == ["decode"]
+
+
+def test_one_host_is_a_cluster(tmp_path, shown):
+    words = ("cluster.prefill=2", "parallel=tp2")
+    result = launch("pd_single_host.sh", *words, directory=tmp_path, PYTHON=shown)
+    assert result.stdout.splitlines()[1:] == ["-m", "inferkit", "+role=cluster", *words]

@@ -1,0 +1,64 @@
+"""Keeps commands alive, for launchers: restarts with back-off, one log each, signals passed on.
+
+    python -m inferkit.online.cluster.keep LOG_DIR NAME PROGRAM ARGUMENTS... [++ NAME PROGRAM ...]
+
+A command that ends by itself with 0 after a signal, or that cannot start, ends all. The first is
+drained first.
+"""
+
+import itertools
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from inferkit.core.errors import WorkerError
+from inferkit.online.cluster.child import ChildSpec
+from inferkit.online.cluster.supervisor import Supervisor
+
+SEPARATOR = "++"
+DRY_RUN = "--dry-run"
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+
+def main(words: Sequence[str]) -> int:
+    """Returns the exit code."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    is_dry = list(words[:1]) == [DRY_RUN]
+    log_dir, *rest = words[is_dry:] or [""]
+    commands = _commands(rest)
+    if not commands or any(len(command) < 2 for command in commands):
+        console.print(f"keep: LOG_DIR NAME PROGRAM ARGUMENTS... [{SEPARATOR} NAME PROGRAM ...]")
+        return EXIT_USAGE
+    if is_dry:
+        shown = Console(soft_wrap=True, highlight=False, markup=False)
+        for name, *command in commands:
+            shown.print(f"{name}: {shlex.join(command)}")
+        return 0
+    specs = [_spec(words, Path(log_dir), stage) for stage, words in enumerate(commands)]
+    console.print(f"inferkit: {', '.join(spec.name for spec in specs)}; logs in {log_dir}")
+    try:
+        Supervisor(specs, tell=console.print).run()
+    except WorkerError as error:
+        console.print(f"inferkit: {error}")
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return 0
+
+
+def _spec(words: Sequence[str], log_dir: Path, stage: int) -> ChildSpec:
+    name, *command = words
+    log = log_dir / f"{name}.log"
+    return ChildSpec(name=name, command=lambda life: command, log=log, stage=stage)
+
+
+def _commands(words: Sequence[str]) -> list[list[str]]:
+    groups = itertools.groupby(words, lambda word: word == SEPARATOR)
+    return [list(group) for is_separator, group in groups if not is_separator]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

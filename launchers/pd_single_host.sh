@@ -1,0 +1,7 @@
+#!/bin/sh
+# Router, prefill and decode instances on this host, each with devices of its own.
+#
+#   launchers/pd_single_host.sh cluster.prefill=2 cluster.decode=1 parallel=tp2
+#
+# PYTHON names the interpreter (default: python).
+exec "${PYTHON:-python}" -m inferkit +role=cluster "$@"
