@@ -19,6 +19,7 @@ from inferkit.core.errors import RequestError
 from inferkit.core.place import RankPlace
 from inferkit.offline.generations import keep_finished, remove_generations
 from inferkit.offline.summary import PatientConsole, num_refused, print_summary
+from inferkit.runtime.launched import ending_with_launcher
 from inferkit.runtime.place import find_node
 from inferkit.runtime.rank_errors import PEER_GRACE_S, PeerLostError, error_event, worker_error
 from inferkit.runtime.worker_group import let_threads_sleep, run_workers
@@ -81,6 +82,7 @@ class OfflineRunner:
         inbox = _Inbox()
         try:
             with contextlib.ExitStack() as stack:
+                stack.enter_context(ending_with_launcher(place))
                 if place.rank == 0:
                     inbox.display = stack.enter_context(_display())
                 run_offline(config, run_dir, place=place, channel=inbox)

@@ -4,18 +4,28 @@ Such a process is a rank itself. Torch-free.
 """
 
 import contextlib
+import logging
 import os
 import re
 import socket
-from collections.abc import Mapping
+import sys
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from inferkit.core.errors import ConfigError
 from inferkit.core.place import LOOPBACK, RankPlace
 from inferkit.runtime.place import local_addresses
 
+logger = logging.getLogger(__name__)
+
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 SRUN_VARIABLES = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
+STARTED_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""Set by torchrun itself; the variables above are also set by scripts that do not stay."""
+PARENT = os.getppid()
+"""Read when the process begins: the parent may be gone later."""
+LAUNCHER_POLL_INTERVAL_S = 0.5
 FIRST_SRUN_PORT, NUM_SRUN_PORTS = 15000, 10000
 """Jobs that share a node get ports of their own, by their job number."""
 
@@ -152,6 +162,36 @@ def check_launched(launched: Launched, world_size: int) -> None:
         f"({launched.launcher} {option} {world_size}), or start `python -m inferkit ...` once, "
         f"without {launched.launcher}: it starts its own ranks"
     )
+
+
+@contextlib.contextmanager
+def ending_with_launcher(
+    place: RankPlace, variables: Mapping[str, str] = os.environ
+) -> Iterator[None]:
+    """End this process when torchrun, which has started it, is no more: it ends its ranks itself
+    unless it is killed, and nobody else would."""
+    if STARTED_BY_TORCHRUN not in variables:
+        yield
+        return
+    has_finished = threading.Event()
+
+    def watch() -> None:
+        while not has_finished.wait(LAUNCHER_POLL_INTERVAL_S):
+            if os.getppid() != PARENT:
+                text = "torchrun was killed, and its ranks end with it"
+                logger.error(text)
+                with contextlib.suppress(OSError, ValueError):
+                    if place.local_rank == 0:
+                        os.write(sys.stderr.fileno(), f"inferkit: {text}\n".encode())
+                os._exit(1)
+
+    thread = threading.Thread(target=watch, name="launcher watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_finished.set()
+        thread.join()
 
 
 def _local_ip(master_addr: str) -> str:

@@ -180,6 +180,23 @@ def test_under_torchrun_the_processes_are_the_ranks(tmp_path, model, expected):
 
 
 @pytest.mark.multiproc
+def test_ranks_end_with_a_killed_torchrun(tmp_path, model):
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    words = command(model, *LONG, "parallel=tp2", "hydra.run.dir=run")
+    run = start(tmp_path, [*torchrun, *words])
+    for rank in range(2):
+        wait_until_decoding(run, tmp_path / "run" / f"rank{rank}.log")
+    everybody = psutil.Process(run.pid).children(recursive=True)
+    assert len([child for child in everybody if "inferkit" in child.cmdline()]) == 2
+    run.kill()
+    _, alive = psutil.wait_procs(everybody, timeout=10)
+    for process in alive:
+        process.kill()
+    assert not alive
+    assert "inferkit: torchrun was killed, and its ranks end with it" in finish(run)
+
+
+@pytest.mark.multiproc
 def test_under_srun_the_tasks_are_the_ranks(tmp_path, model, expected):
     runs = []
     with reserved_port(0, host="") as port:
