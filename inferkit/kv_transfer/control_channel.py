@@ -149,6 +149,7 @@ class ControlChannel:
             if frame is not None:
                 frames.append(frame)
         self._send_posted()
+        self._close_idle()
         return frames
 
     def drop(self, cause: str) -> None:
@@ -173,10 +174,11 @@ class ControlChannel:
         now = time.monotonic()
         peer = self._peers.get(address)
         if peer is None:
-            self._close_idle(now)
             socket = self._connected(address)
             if socket is None:
                 return None
+            while len(self._peers) >= MAX_PEERS:
+                self._close_oldest()
             peer = self._peers[address] = _Peer(socket, now)
         peer.used_at = now
         self._peers.move_to_end(address)
@@ -208,14 +210,15 @@ class ControlChannel:
             return None
         return socket
 
-    def _close_idle(self, now: float) -> None:
+    def _close_idle(self) -> None:
+        now = time.monotonic()
+        while self._peers and now >= next(iter(self._peers.values())).used_at + IDLE_S:
+            self._close_oldest()
+
+    def _close_oldest(self) -> None:
         """Peers are in order of their last use."""
-        while self._peers:
-            address, peer = next(iter(self._peers.items()))
-            if len(self._peers) < MAX_PEERS and now < peer.used_at + IDLE_S:
-                return
-            peer.socket.close()
-            del self._peers[address]
+        _, peer = self._peers.popitem(last=False)
+        peer.socket.close()
 
     def _sealed(self, frame: bytes) -> bytes:
         return self._mac(frame) + frame if self.secret else frame

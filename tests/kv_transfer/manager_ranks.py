@@ -333,6 +333,10 @@ class DecodeInstance(Instance):
         self.finished: dict[TransferKey, Finished] = {}
         self.retracted: list[TransferKey] = []
         super().__init__(*args, **kwargs)
+        for memory in self.memories:
+            for tensors in memory.caches.values():
+                for cache in tensors:
+                    cache[0] = GARBAGE  # nobody may write there
 
     def make_manager(self, **kwargs: Any) -> DecodeTransferManager:
         return DecodeTransferManager(layout=self.layout, **kwargs)
@@ -368,10 +372,6 @@ class DecodeInstance(Instance):
             if self.managers[0].num_free_slots:
                 blocks = self.take_blocks(key, job.kv_len + 1)
                 self.hide_windows(job, blocks)
-                for memory in self.memories:
-                    for tensors in memory.caches.values():
-                        for cache in tensors:
-                            cache[0] = GARBAGE
                 self.call("admit", key, blocks)
 
     def hide_windows(self, job: Job, blocks: dict[str, list[int]]) -> None:

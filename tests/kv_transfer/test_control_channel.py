@@ -144,7 +144,7 @@ def test_sockets_of_idle_peers_are_closed(
     assert send_to(peers[3]) == 2
     assert peers[2].address in channel._peers
     monkeypatch.setattr(control_channel, "IDLE_S", 0.0)
-    assert send_to(peers[0]) == 1
+    assert send_to(peers[0]) == 0
 
 
 def test_a_post_of_another_thread_leaves_at_once(make_channel: MakeChannel) -> None:
