@@ -31,17 +31,20 @@ def part(rank: int, num_rows: int, dtype: torch.dtype) -> torch.Tensor:
     return (torch.randn(num_rows, 33, generator=generator) * 100).round().to(dtype)
 
 
-def all_collectives(place: RankPlace, is_shared: bool, num_rows: int, slot_bytes: int) -> None:
+def all_collectives(place: RankPlace, is_shared: bool, num_rows: int, slot_bytes: int) -> Any:
+    """The sums that this rank got, of every type."""
     shared_memory.SLOT_BYTES = slot_bytes
     ranks = range(place.world_size)
-    with_world(place, is_shared, lambda group: check(group, ranks, num_rows))
+    return with_world(place, is_shared, lambda group: check(group, ranks, num_rows))
 
 
-def check(group: Communicator, ranks: range, num_rows: int) -> None:
+def check(group: Communicator, ranks: range, num_rows: int) -> list[list[list[float]]]:
+    sums = []
     for dtype in DTYPES:
         parts = [part(rank, num_rows, dtype) for rank in ranks]
         own = parts[group.rank]
         total = group.all_reduce(own.clone())
+        sums.append(total.double().tolist())
         expected = torch.stack(parts).double().sum(0)
         tolerance = {"atol": 8.0, "rtol": 0.02} if dtype is torch.bfloat16 else {}
         torch.testing.assert_close(total.double(), expected, **({"atol": 0, "rtol": 0} | tolerance))
@@ -67,6 +70,7 @@ def check(group: Communicator, ranks: range, num_rows: int) -> None:
         torch.testing.assert_close(summed, total, **tolerance)
     assert group.min(group.rank + 3) == 3 and group.max(group.rank) == group.size - 1
     assert group.all_gather_objects({"rank": group.rank})[1] == {"rank": 1}
+    return sums
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
@@ -75,21 +79,27 @@ def check(group: Communicator, ranks: range, num_rows: int) -> None:
 )
 def test_every_collective_on_four_ranks(ranks, is_shared, num_rows, slot_bytes):
     """40 rows of 33 numbers in slots of 1056 bytes take several rounds."""
-    ranks(4).run(all_collectives, is_shared, num_rows, slot_bytes)
+    of_ranks = ranks(4).run(all_collectives, is_shared, num_rows, slot_bytes)
+    exact = sum(part(rank, num_rows, torch.int64) for rank in range(4)).tolist()
+    assert of_ranks[0][DTYPES.index(torch.int64)] == exact
+    assert of_ranks == [of_ranks[0]] * 4  # to the last bit
 
 
-def run_ahead(place: RankPlace, num_calls: int) -> None:
-    """Ranks of different speed: a slot must not be overwritten while another rank reads it."""
+def run_ahead(place: RankPlace, num_calls: int) -> list[float]:
+    """The sums of ranks of different speed: no slot is overwritten while another rank reads it."""
 
-    def body(group: Communicator) -> None:
+    def body(group: Communicator) -> list[float]:
+        sums = []
         for call in range(num_calls):
             x = torch.full((5,), float(call * (group.rank + 1)))
             if (call + group.rank) % 3 == 0:
                 torch.randn(20_000).sort()
-            assert group.all_reduce(x)[0] == call * sum(range(1, group.size + 1))
+            sums.append(group.all_reduce(x)[0].item())
+        return sums
 
-    with_world(place, True, body)
+    return with_world(place, True, body)
 
 
 def test_ranks_that_run_ahead_disturb_nobody(ranks):
-    ranks(4).run(run_ahead, 300)
+    sums = [call * (1 + 2 + 3 + 4) for call in range(300)]
+    assert ranks(4).run(run_ahead, 300) == [sums] * 4
