@@ -31,6 +31,7 @@ from inferkit.kv_transfer.actions import (
     Retracted,
 )
 from inferkit.kv_transfer.decode_manager import DecodeTransferManager
+from inferkit.kv_transfer.engines.base import OpenTransfers
 from inferkit.kv_transfer.engines.in_process import Fabric, InProcessEngine
 from inferkit.kv_transfer.engines.shared_memory import SharedMemoryEngine
 from inferkit.kv_transfer.engines.tcp import TcpEngine
@@ -408,6 +409,7 @@ class DecodeInstance(Instance):
         for manager in self.managers:
             assert manager.num_free_slots == manager.memory.num_cells
             assert manager.records.floor == manager.records._next_id
+            assert not getattr(manager.engine, "open_transfers", OpenTransfers())._ids
 
 
 def lay_out(engine: Any, specs: Sequence[CacheSpec], num_cells: int) -> RankMemory:
