@@ -5,7 +5,9 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, resource_tracker, util
+
+from inferkit.runtime import fork_server_end
 
 
 def start_fork_server(*modules: str) -> None:
@@ -14,7 +16,7 @@ def start_fork_server(*modules: str) -> None:
     It imports `modules` by this process's import path, ends with this process and its ranks, and
     does not hear Ctrl-C.
     """
-    forkserver.set_forkserver_preload(list(modules))
+    forkserver.set_forkserver_preload([*modules, fork_server_end.__name__])
     resource_tracker.ensure_running()  # would unblock the interrupt below
     with _blocked(signal.SIGINT), _variables_for_fork_server():
         forkserver.ensure_running()
@@ -58,6 +60,7 @@ def _variables_for_fork_server() -> Iterator[None]:
     changed = {
         "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path),
         "PYTHONSAFEPATH": "1",
+        fork_server_end.FOLDER: util.get_temp_dir(),
         # No fork survives what a device's library opens; a rank's platform loads it.
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
     }

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -84,7 +85,8 @@ def test_a_file_in_the_working_directory_is_not_imported_instead(tmp_path):
     assert "hello a" in result.stdout and not result.stderr
 
 
-def test_ranks_end_with_a_killed_parent(tmp_path):
+def test_ranks_end_with_a_killed_parent_and_leave_no_folder(tmp_path):
+    folder = tempfile.TemporaryDirectory(prefix="t-")  # short, as paths of sockets must be
     code = (
         "from pathlib import Path\n"
         "from inferkit.runtime.worker_group import run_workers\n"
@@ -95,15 +97,18 @@ def test_ranks_end_with_a_killed_parent(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": folder.name},
         stdout=subprocess.PIPE,
         text=True,
     ) as parent:
         ranks = [psutil.Process(int(parent.stdout.readline())) for _ in range(4)]
         everybody = psutil.Process(parent.pid).children(recursive=True)
+        assert list(Path(folder.name).glob("pymp-*/listener-*"))
         parent.kill()
     _, alive = psutil.wait_procs([*ranks, *everybody], timeout=10)
     assert not alive
+    assert not list(Path(folder.name).glob("pymp-*"))
+    folder.cleanup()
 
 
 SLOW_MODULE = """
