@@ -11,9 +11,14 @@ from inferkit.online.errors import ServiceError
 from inferkit.online.generation import Generation, Piece
 from inferkit.online.service import Call, GenerationService
 from inferkit.online.shapes import Shape, usage
-from inferkit.online.sse import DONE, ClientGone, EventStream, event, until_gone
-
-CLIENT_CLOSED_REQUEST = 499
+from inferkit.online.sse import (
+    CLIENT_CLOSED_REQUEST,
+    DONE,
+    ClientGone,
+    EventStream,
+    event,
+    until_gone,
+)
 
 
 async def answer(

@@ -41,7 +41,7 @@ def make_app(
     # The OpenAPI page loads scripts from elsewhere; the description itself is enough.
     app = FastAPI(title="inferkit", docs_url=None, redoc_url=None)
     app.add_middleware(RequestIds)
-    _add_error_handlers(app)
+    add_error_handlers(app)
     _add_state_routes(app, service, facts)
     _add_openai_routes(app, service)
     defaults = dict(sampling_defaults or {})
@@ -124,19 +124,16 @@ def _add_openai_routes(app: FastAPI, service: GenerationService) -> None:
         return await answer(request, service, call, body, shape)
 
 
-def _add_state_routes(app: FastAPI, service: GenerationService, facts: Mapping[str, Any]) -> None:
-    @app.head("/health", include_in_schema=False)
-    @app.get("/health")
-    async def health() -> dict[str, str]:
-        """The process lives and answers."""
-        return {"status": "ok"}
+def add_ready_and_stats(app: FastAPI, service: GenerationService, facts: Mapping[str, Any]) -> None:
+    """What an instance of every role answers."""
 
     @app.head("/ready", include_in_schema=False)
     @app.get("/ready")
     async def ready() -> Response:
-        """Every DP rank has generated, and requests are taken."""
-        is_ready = service.state == "ready"
-        return JSONResponse({"status": service.state}, status_code=200 if is_ready else 503)
+        """Requests are taken; a client's instance has also generated."""
+        state, reasons = service.state, service.missing()
+        body = {"status": state, **({"reasons": reasons} if reasons else {})}
+        return JSONResponse(body, status_code=200 if state == "ready" else 503)
 
     @app.get("/stats")
     async def stats() -> dict[str, Any]:
@@ -147,9 +144,18 @@ def _add_state_routes(app: FastAPI, service: GenerationService, facts: Mapping[s
                 "running": service.dispatcher.num_running,
                 "started": service.num_started,
             },
-            "dp_ranks": service.dispatcher.rank_stats(),
-            "dropped_messages": service.dispatcher.dropped(),
+            **service.dispatcher.stats(),
         }
+
+
+def _add_state_routes(app: FastAPI, service: GenerationService, facts: Mapping[str, Any]) -> None:
+    add_ready_and_stats(app, service, facts)
+
+    @app.head("/health", include_in_schema=False)
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """The process lives and answers."""
+        return {"status": "ok"}
 
     @app.post("/abort")
     async def abort(request: Request) -> dict[str, int]:
@@ -205,7 +211,7 @@ def _naming_fields() -> Iterator[None]:
         raise BadRequest.of(error) from None
 
 
-def _add_error_handlers(app: FastAPI) -> None:
+def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(ServiceError)
     async def service_error(request: Request, error: ServiceError) -> Response:
         return JSONResponse(error.body, status_code=error.status, headers=error.headers)

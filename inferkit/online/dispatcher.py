@@ -26,35 +26,16 @@ from inferkit.core.messages import (
     encode,
 )
 from inferkit.core.protocols import Clock
-from inferkit.core.sampling_params import SamplingParams
-from inferkit.online.errors import GenerationFailed, ServiceError, Unavailable
+from inferkit.online.errors import GenerationFailed, RoomInUse, ServiceError, Unavailable
 from inferkit.online.instance import Attempts, Instance, ParentAddress, socket_identity
 from inferkit.online.request_table import Key
+from inferkit.online.work import NOT_READY, Work
 
 logger = logging.getLogger(__name__)
 
 UNLIMITED = 0
 LOOPBACK_URL = "tcp://127.0.0.1"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """One generation, as a worker needs it."""
-
-    token_ids: list[int]
-    sampling: SamplingParams
-    """With `max_tokens`."""
-    seed: int
-    room: int
-    sample_index: int = 0
-    request_id: str = ""
-    remaining_s: float = 0.0
-    """0 = no limit."""
-
-    @property
-    def num_tokens(self) -> int:
-        """What it may cost at most."""
-        return len(self.token_ids) + (self.sampling.max_tokens or 0)
+LOADING = "the model is not loaded yet; GET /ready tells when it is"
 
 
 class OutputStream:
@@ -223,14 +204,17 @@ class DPDispatcher:
 
         Raises:
             Unavailable: no rank can take it.
+            RoomInUse: its attempt runs already.
         """
         if self.failure is not None:
             raise Unavailable(str(self.failure))
         ready = [rank for rank in self._ranks if rank.is_ready and dp_rank in (None, rank.dp_rank)]
         if not ready:
-            raise Unavailable("the model is not loaded yet; GET /ready tells when it is")
+            raise Unavailable(LOADING)
         rank = min(ready, key=lambda r: (r.num_outstanding, r.num_streams, r.dp_rank))
-        key = (work.room, self.attempts.next())
+        key = (work.room, self.attempts.next() if work.attempt is None else work.attempt)
+        if key in self._streams:
+            raise RoomInUse(f"attempt {key[1]} of bootstrap_room={key[0]} runs already")
         stream = OutputStream(work, key=key, dp_rank=rank.dp_rank, dispatcher=self)
         self._streams[key] = stream
         rank.num_streams += 1
@@ -245,6 +229,7 @@ class DPDispatcher:
             sampling=work.sampling,
             seed=work.seed,
             sample_index=work.sample_index,
+            pair=work.pair,
         )
         self._outgoing.put_nowait((rank.dp_rank, message))
         return stream
@@ -267,6 +252,25 @@ class DPDispatcher:
         stream.num_outstanding = num_tokens
 
     # -- what is known of the ranks ------------------------------------------------------------
+
+    def missing(self) -> list[str]:
+        """Why no request can be served now; empty = requests are taken."""
+        if self.failure is not None:
+            return [str(self.failure)]
+        return [] if self.are_ranks_ready else [NOT_READY]
+
+    async def until_changed(self) -> None:
+        """Wait until a rank becomes ready or the dispatcher fails."""
+        await self.changed.wait()
+        self.changed.clear()
+
+    def stats(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {"dp_ranks": self.rank_stats(), "dropped_messages": self.dropped()}
+
+    @property
+    def dp_size(self) -> int:
+        return len(self._ranks)
 
     @property
     def are_ranks_ready(self) -> bool:

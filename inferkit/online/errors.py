@@ -14,15 +14,18 @@ class ServiceError(InferkitError):
     Args:
         message: for the client; names field, value, what is allowed.
         param: the field of the request's body that is at fault.
+        code: for programs.
     """
 
     status = 500
     kind = "internal_error"
     code: str | None = None
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+        if code is not None:
+            self.code = code
 
     @property
     def body(self) -> dict[str, Any]:

@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING
 
 from inferkit.core.messages import Output
 from inferkit.core.request import FinishReason, Request, TokenLogprobs
-from inferkit.online.dispatcher import OutputStream
-from inferkit.online.errors import BadRequest, GenerationFailed, TimeOver
+from inferkit.online.errors import (
+    BadRequest,
+    GenerationFailed,
+    RoomInUse,
+    TimeOver,
+    Unavailable,
+)
+from inferkit.online.work import Stream
 
 if TYPE_CHECKING:
     from inferkit.online.service import GenerationService
@@ -32,7 +38,7 @@ class Generation:
         *,
         index: int,
         request: Request,
-        stream: OutputStream,
+        stream: Stream,
         service: "GenerationService",
         is_streamed: bool,
         deadline_s: float,
@@ -126,6 +132,10 @@ class Generation:
     def _check(self, output: Output) -> None:
         if output.finish_reason in (FinishReason.REFUSED, FinishReason.PROMPT_TOO_LONG):
             raise BadRequest(output.finish_detail, param="prompt")
+        if output.finish_reason is FinishReason.CONFLICT:
+            raise RoomInUse(output.finish_detail)
+        if output.finish_reason is FinishReason.UNAVAILABLE:
+            raise Unavailable(output.finish_detail)
         if output.index != len(self.request.output_token_ids):
             raise GenerationFailed(
                 f"token {output.index} came where {len(self.request.output_token_ids)} was due"

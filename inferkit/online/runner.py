@@ -223,8 +223,13 @@ def for_clients(error: BaseException) -> ServiceError:
     return Unavailable("the service was stopped")
 
 
-def listening(host: str, port: int) -> socket.socket:
+def listening(
+    host: str, port: int, *, keys: tuple[str, str] = ("disagg.http_host", "disagg.http_port")
+) -> socket.socket:
     """A socket that listens; 0 = a free port.
+
+    Args:
+        keys: that host and port come from.
 
     Raises:
         ConfigError: the address is not of this machine, or in use.
@@ -238,7 +243,7 @@ def listening(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"disagg.http_port={port} cannot be used on disagg.http_host={host} "
+            f"{keys[1]}={port} cannot be used on {keys[0]}={host} "
             f"({error.strerror}); choose another, or 0 for a free one"
         ) from error
     return listener

@@ -11,21 +11,24 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-import uvicorn
+from fastapi import FastAPI
 
 from inferkit.online.api import make_app
 from inferkit.online.dispatcher import DPDispatcher
 from inferkit.online.errors import GenerationFailed, ServiceError, Unavailable
+from inferkit.online.http_server import http_server
 from inferkit.online.instance import Instance, ParentAddress
+from inferkit.online.leg_role import LegRole, LegSide
+from inferkit.online.probe import probe_ranks
 from inferkit.online.service import GenerationService, ServedModel
 
 logger = logging.getLogger(__name__)
 
 START_LIMIT_S = 60.0
 CLOSE_LIMIT_S = 10.0
-CLOSE_CONNECTIONS_S = 5
 WATCH_INTERVAL_S = 0.5
 
 
@@ -38,6 +41,9 @@ class ServerThread:
         on_trouble: called in the server's thread with what makes the instance useless although
             its workers live.
         watchdog_s: a loop without a sign for so long is taken for dead.
+        leg_role: of an instance that computes one half of requests, for routers; None = clients
+            talk to this one.
+        beside: entered in the server's event loop before HTTP answers, left at its end.
     """
 
     def __init__(
@@ -55,6 +61,8 @@ class ServerThread:
         sampling_defaults: Mapping[str, Any],
         on_ready: Callable[[], None],
         on_trouble: Callable[[str], None],
+        leg_role: LegRole | None = None,
+        beside: AbstractAsyncContextManager[Any] | None = None,
     ) -> None:
         self.instance = instance
         self.model = model
@@ -68,11 +76,15 @@ class ServerThread:
         self.sampling_defaults = sampling_defaults
         self.on_ready = on_ready
         self.on_trouble = on_trouble
+        self.leg_role = leg_role
+        self.beside = beside
         self._started: Future[ParentAddress] = Future()
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
+        self._dispatcher: DPDispatcher | None = None
         self._service: GenerationService | None = None
+        self._leg_side: LegSide | None = None
 
     # -- called by the main thread -------------------------------------------------------------
 
@@ -131,46 +143,52 @@ class ServerThread:
             clock=time.monotonic,
             port=self.zmq_port,
         )
+        leg_role = self.leg_role
         service = GenerationService(
             dispatcher=dispatcher,
             tokenizer=self.tokenizer,
             model=self.model,
             timeout_s=self.timeout_s,
+            # One half of a request cannot be tried alone: routers try pairs.
+            prober=None if leg_role else lambda: probe_ranks(dispatcher),
         )
-        app = make_app(service, facts=self.facts, sampling_defaults=self.sampling_defaults)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                ws="none",
-                timeout_graceful_shutdown=CLOSE_CONNECTIONS_S,
-            )
-        )
-        quiet_uvicorn()
         address = await dispatcher.start()
-        self._service = service
+        self._dispatcher, self._service = dispatcher, service
         tasks = [
             asyncio.create_task(self._probe(service)),
-            asyncio.create_task(self._watch(service)),
+            asyncio.create_task(self._watch(service, dispatcher)),
         ]
-        serving = asyncio.create_task(server.serve(sockets=[self.listener]))
+        app = self._app(service, dispatcher)
         try:
-            self._started.set_result(address)
-            stopping = asyncio.create_task(self._stop.wait())
-            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not self._stop.is_set():
-                serving.result()
-                raise Unavailable("it has ended by itself")
+            async with (
+                self.beside or contextlib.nullcontext(),
+                http_server(app, self.listener) as serving,
+                self._leg_side or contextlib.nullcontext(),
+            ):
+                self._started.set_result(address)
+                stopping = asyncio.create_task(self._stop.wait())
+                await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if not self._stop.is_set():
+                    serving.result()
+                    raise Unavailable("it has ended by itself")
         finally:
-            server.should_exit = True
-            await asyncio.gather(serving, return_exceptions=True)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await dispatcher.close()
             service.close()
+
+    def _app(self, service: GenerationService, dispatcher: DPDispatcher) -> FastAPI:
+        if self.leg_role is None:
+            return make_app(service, facts=self.facts, sampling_defaults=self.sampling_defaults)
+        self._leg_side = LegSide(
+            self.leg_role,
+            instance=self.instance,
+            dispatcher=dispatcher,
+            service=service,
+            model=self.model.name,
+        )
+        return self._leg_side.app(self.facts)
 
     async def _probe(self, service: GenerationService) -> None:
         try:
@@ -179,10 +197,11 @@ class ServerThread:
             if service.dispatcher.failure is None:
                 self.on_trouble(f"the first generation failed: {error}")
             return
+        if self._leg_side is not None:
+            self._leg_side.on_change()
         self.on_ready()
 
-    async def _watch(self, service: GenerationService) -> None:
-        dispatcher = service.dispatcher
+    async def _watch(self, service: GenerationService, dispatcher: DPDispatcher) -> None:
         while dispatcher.failure is None:
             await asyncio.sleep(WATCH_INTERVAL_S)
             silent = dispatcher.silent_ranks(self.watchdog_s)
@@ -194,26 +213,13 @@ class ServerThread:
             self.on_trouble(str(dispatcher.failure))
 
     async def _drain(self, limit_s: float, then: Callable[[], None]) -> None:
-        service = self._service
-        assert service is not None, "only a started server drains"
+        service, dispatcher = self._service, self._dispatcher
+        assert service is not None and dispatcher is not None, "only a started server drains"
         service.drain()
+        if self._leg_side is not None:
+            await self._leg_side.leave()
         if not await service.drained(limit_s):
             logger.warning("requests still run after %g s; they are given up", limit_s)
-            service.dispatcher.fail(Unavailable("the service is shutting down"))
-        service.dispatcher.stop_workers()
+            dispatcher.fail(Unavailable("the service is shutting down"))
+        dispatcher.stop_workers()
         then()
-
-
-class _NoBrokenBodies(logging.Filter):
-    """A body that is left without its end is how a stream fails (see `sse`)."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return "without completing response" not in record.getMessage()
-
-
-def quiet_uvicorn() -> None:
-    """Its messages of every start and stop are not ours to show."""
-    logger_of_uvicorn = logging.getLogger("uvicorn.error")
-    logger_of_uvicorn.setLevel(logging.WARNING)
-    if not any(isinstance(known, _NoBrokenBodies) for known in logger_of_uvicorn.filters):
-        logger_of_uvicorn.addFilter(_NoBrokenBodies())

@@ -7,7 +7,7 @@ several, and a long prompt must not stop the streams of others.
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,21 +19,13 @@ from inferkit.core.request import Request
 from inferkit.core.sampling_params import MAX_SEED, SamplingParams
 from inferkit.offline.output_processor import OutputProcessor
 from inferkit.offline.prompts import Prompt
-from inferkit.online.dispatcher import DPDispatcher, Work
-from inferkit.online.errors import (
-    BadRequest,
-    GenerationFailed,
-    RoomInUse,
-    ServiceError,
-    Unavailable,
-)
+from inferkit.online.errors import BadRequest, RoomInUse, ServiceError, Unavailable
 from inferkit.online.generation import Generation
 from inferkit.online.instance import draw_room
 from inferkit.online.limits import check_sampling, check_token_ids, max_new_tokens
 from inferkit.online.prompt_ids import render
+from inferkit.online.work import NOT_READY, Dispatcher, Work
 
-PROBE_LIMIT_S = 600.0
-"""The first generation may compile."""
 BACK_STOP_S = 5.0
 """The worker's own deadline comes so much later than the parent's."""
 
@@ -70,26 +62,30 @@ class GenerationService:
 
     Args:
         timeout_s: end-to-end limit of a request.
+        prober: generates before clients do, once the dispatcher lacks nothing, and raises
+            ServiceError where that fails; None = the dispatcher's own word is enough.
     """
 
     def __init__(
         self,
         *,
-        dispatcher: DPDispatcher,
+        dispatcher: Dispatcher,
         tokenizer: Any,
         model: ServedModel,
         timeout_s: float = 1800.0,
+        prober: Callable[[], Awaitable[None]] | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self.dispatcher = dispatcher
         self.tokenizer = tokenizer
         self.model = model
         self.timeout_s = timeout_s
+        self.prober = prober
         self.clock = clock
         self.processor = OutputProcessor(tokenizer)
         self.is_draining = False
         self.has_probed = False
-        """A real generation has come back from every DP rank."""
+        """Requests could be served, at one time at least."""
         self.num_started = 0
         self._generations: dict[int, tuple[Generation, str]] = {}
         self._rooms: set[int] = set()
@@ -103,46 +99,34 @@ class GenerationService:
 
     @property
     def state(self) -> str:
-        """starting, ready, draining or failed."""
+        """starting, ready, unavailable (again), draining or failed."""
         if self.dispatcher.failure is not None:
             return "failed"
         if self.is_draining:
             return "draining"
-        return "ready" if self.has_probed else "starting"
+        if not self.missing():
+            return "ready"
+        return "unavailable" if self.has_probed else "starting"
+
+    def missing(self) -> list[str]:
+        """Why no request is taken for want of who computes it; empty = nothing is."""
+        missing = self.dispatcher.missing()
+        if not missing and self.prober is not None and not self.has_probed:
+            missing = [NOT_READY]
+        return missing
 
     async def probe(self) -> None:
-        """Wait for all DP ranks, then generate one token on each.
+        """Wait until requests can be served.
 
         Raises:
-            ServiceError: one of them could not.
+            ServiceError: they never can.
         """
-        while not self.dispatcher.are_ranks_ready:
+        while self.dispatcher.missing():
             if self.dispatcher.failure is not None:
                 raise self.dispatcher.failure
-            await self.dispatcher.changed.wait()
-            self.dispatcher.changed.clear()
-        sampling = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-        num_ranks = len(self.dispatcher.rank_stats())
-        streams = [
-            self.dispatcher.submit(
-                Work(
-                    token_ids=[0],
-                    sampling=sampling,
-                    seed=0,
-                    room=draw_room(),
-                    request_id="probe",
-                    remaining_s=PROBE_LIMIT_S,
-                ),
-                dp_rank=dp_rank,
-            )
-            for dp_rank in range(num_ranks)
-        ]
-        for stream in streams:
-            outputs = [output async for output in stream]
-            if not any(output.token_ids for output in outputs):
-                raise GenerationFailed(
-                    f"DP rank {stream.dp_rank} generated nothing: {outputs[-1].finish_detail}"
-                )
+            await self.dispatcher.until_changed()
+        if self.prober is not None:
+            await self.prober()
         self.has_probed = True
 
     def drain(self) -> None:
@@ -152,7 +136,7 @@ class GenerationService:
     async def drained(self, limit_s: float) -> bool:
         """Wait until nothing runs any more; False = it took too long."""
         end_s = self.clock() + limit_s
-        while self._generations and self.dispatcher.failure is None:
+        while (self._generations or self.dispatcher.num_running) and not self.dispatcher.failure:
             if self.clock() > end_s:
                 return False
             await asyncio.sleep(0.02)
@@ -166,19 +150,14 @@ class GenerationService:
         Raises:
             ServiceError: nothing was started.
         """
-        self._check_open()
-        if call.room is not None and call.room in self._rooms:
-            raise RoomInUse(
-                f"bootstrap_room={call.room} belongs to a request that still runs; "
-                "choose another, or leave it out"
-            )
+        self._check_open(call)
         deadline_s = self.clock() + self.timeout_s
         try:
             check_sampling(call.sampling, self.model.vocab_size)
             plans = [await self._plan(prompt, call) for prompt in call.prompts]
         except RequestError as error:
             raise BadRequest.of(error) from None
-        self._check_open()  # tokenising takes time
+        self._check_open(call)  # tokenising takes time
         seed = call.sampling.seed
         generations: list[Generation] = []
         try:
@@ -222,13 +201,19 @@ class GenerationService:
             self._rooms.discard(generation.room)
             self.processor.remove(request_id)
 
-    def _check_open(self) -> None:
+    def _check_open(self, call: Call) -> None:
         if self.is_draining:
             raise Unavailable("the service is shutting down and takes no new request")
         if self.dispatcher.failure is not None:
             raise Unavailable(str(self.dispatcher.failure))
-        if not self.has_probed:
-            raise Unavailable("the model is not ready yet; GET /ready tells when it is")
+        missing = self.missing()
+        if missing:
+            raise Unavailable("; ".join(missing))
+        if call.room is not None and call.room in self._rooms:
+            raise RoomInUse(
+                f"bootstrap_room={call.room} belongs to a request that still runs; "
+                "choose another, or leave it out"
+            )
 
     async def _plan(self, prompt: Prompt, call: Call) -> tuple[list[int], SamplingParams]:
         """Token ids of a prompt, and how its generations are sampled."""

@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+CLIENT_CLOSED_REQUEST = 499
+"""Nobody reads it; it is for logs."""
 
 
 class ClientGone(Exception):

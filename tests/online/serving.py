@@ -28,6 +28,7 @@ from inferkit.loader.byte_tokenizer import make_byte_tokenizer
 from inferkit.online.api import make_app
 from inferkit.online.dispatcher import DPDispatcher
 from inferkit.online.instance import Instance, ParentAddress
+from inferkit.online.probe import probe_ranks
 from inferkit.online.service import GenerationService, ServedModel
 from inferkit.online.worker_link import WorkerLink
 
@@ -229,6 +230,7 @@ async def serving(
                 default_max_tokens=default_max_tokens,
             ),
             timeout_s=timeout_s,
+            prober=lambda: probe_ranks(dispatcher),
         )
         workers = [EchoWorker(context, parent, dp_rank=rank, **worker) for rank in range(dp_size)]
         for entry in workers:
