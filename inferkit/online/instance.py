@@ -41,6 +41,8 @@ class ParentAddress:
     """A worker connects a DEALER here and gets requests."""
     output_url: str
     """A worker connects a PUSH here."""
+    bootstrap_url: str = ""
+    """Of a prefill instance: its ranks register there."""
 
 
 def socket_identity(instance: Instance, dp_rank: int) -> bytes:

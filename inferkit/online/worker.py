@@ -13,6 +13,7 @@ import zmq
 from inferkit.config.schema import InferenceConfig
 from inferkit.core.place import RankPlace
 from inferkit.core.protocols import Channel
+from inferkit.kv_transfer.identity import Peer
 from inferkit.online.instance import ParentAddress
 from inferkit.online.loop import OnlineLoop
 from inferkit.online.output_sender import NoOutbox, Outbox, OutputSender
@@ -21,6 +22,7 @@ from inferkit.online.request_table import RequestTable
 from inferkit.online.worker_link import WorkerLink
 from inferkit.parallel.comm_manager import leave_ranks
 from inferkit.runtime.assembly import Assembly, assemble
+from inferkit.runtime.hand_off import HandOffSide
 from inferkit.runtime.logs import log_to_file
 
 logger = logging.getLogger(__name__)
@@ -47,13 +49,23 @@ def online_worker(
         if place.rank == 0:
             channel.send({"event": "stage", "text": text})
 
-    parts = assemble(config, clock=time.monotonic, place=place, run_dir=run_dir, stage=stage)
+    instance = parent.instance
+    side = HandOffSide(
+        peer=Peer(instance.instance_id, instance.epoch),
+        host=place.local_ip,
+        bootstrap_url=parent.bootstrap_url,
+    )
+    parts = assemble(
+        config, clock=time.monotonic, place=place, side=side, run_dir=run_dir, stage=stage
+    )
     facts = _facts(parts) if place.rank == 0 else {}
     channel.send({"event": "ready", "rank": place.rank, "facts": facts})
     try:
         serve(parts, parent)
     finally:
         parts.profiler.close()
+        if parts.hand_off is not None:
+            parts.hand_off.close()
     leave_ranks()
 
 

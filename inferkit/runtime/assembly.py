@@ -12,7 +12,7 @@ import torch
 from inferkit.config.build import build, get_target
 from inferkit.config.model_files import arch_of, check_architecture, check_user_arch
 from inferkit.config.model_rules import require_model
-from inferkit.config.schema import InferenceConfig
+from inferkit.config.schema import DisaggMode, InferenceConfig
 from inferkit.config.space import ConfigSpace
 from inferkit.core.errors import ConfigError
 from inferkit.core.parallel_layout import ParallelLayout
@@ -29,6 +29,7 @@ from inferkit.loader.dummy_loader import DummyModelLoader
 from inferkit.loader.source import ModelSource, resolve_source
 from inferkit.parallel.comm_manager import CommManager, join_ranks
 from inferkit.platforms.base import Platform
+from inferkit.runtime.hand_off import HandOff, HandOffSide
 from inferkit.runtime.launched import find_launched
 from inferkit.scheduler.scheduler import Scheduler
 
@@ -48,6 +49,14 @@ class Assembly:
     scheduler: Scheduler
     profiler: Profiler | NullProfiler
     comm: CommManager
+    hand_off: HandOff | None = None
+    """Of a rank that computes a half of its requests."""
+
+    def close(self) -> None:
+        """End threads and sockets of this rank; what was running on it is given up."""
+        if self.hand_off is not None:
+            self.hand_off.close()
+        self.comm.close()
 
 
 def assemble(
@@ -55,6 +64,7 @@ def assemble(
     *,
     clock: Clock,
     place: RankPlace | None = None,
+    side: HandOffSide | None = None,
     run_dir: Path | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     stage: Callable[[str], None] = lambda text: None,
@@ -65,6 +75,7 @@ def assemble(
         config: automatic values are resolved already.
         place: of this process among the ranks (None = by the variables of torchrun or srun, else
             it is the only one). Every rank assembles at the same time: they meet here.
+        side: of the instance, where `disagg.mode` is prefill or decode.
         run_dir: where profiler traces go; None = no traces.
         progress: called with (bytes done, bytes in all) while weights load.
         stage: called with a word or two at each stage of the start.
@@ -143,7 +154,15 @@ def assemble(
         max_num_requests=max_num_requests,
         free_bytes=comm.world.min(platform.free_memory()),  # equal pools on all ranks
     )
-    engine.init_cache(kv_cache)
+    hand_off = None
+    if config.disagg.mode is not DisaggMode.none:
+        assert side is not None, "a role is started by its runner, which knows the instance"
+        hand_off = HandOff(config, side, comm=comm, place=place, source=source, clock=clock)
+    engine.init_cache(kv_cache, hand_off.allocate if hand_off is not None else None)
+    role_parts: dict[str, Any] = {}
+    if hand_off is not None:
+        hand_off.attach(engine, kv_cache)
+        role_parts = hand_off.scheduler_parts(engine)
     scheduler: Scheduler = build(
         config.scheduler,
         allowed_targets=targets,
@@ -153,11 +172,14 @@ def assemble(
         eos_token_ids=eos_token_ids,
         clock=clock,
         attn_dp_size=config.parallel.attn_dp_size,
+        **role_parts,
     )
     stage("warming up")
     engine.warm_up(
         max_tokens=config.scheduler.max_prefill_tokens, max_num_requests=max_num_requests
     )
+    if hand_off is not None:
+        hand_off.start()
     return Assembly(
         platform=platform,
         source=source,
@@ -168,6 +190,7 @@ def assemble(
         scheduler=scheduler,
         profiler=profiler,
         comm=comm,
+        hand_off=hand_off,
     )
 
 

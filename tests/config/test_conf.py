@@ -162,14 +162,25 @@ def options() -> list[str]:
     return [f"{signs[group]}{group}={option}" for group in signs for option in space.options(group)]
 
 
+OF_ROLES = {
+    "runner=online": "serve",
+    "runner=router": "router",
+    "runner=cluster": "cluster",
+    "scheduler=prefill": "prefill",
+    "scheduler=decode": "decode",
+}
+"""Options that go with one role only."""
+
+
+@pytest.mark.usefixtures("finished_roles")
 @pytest.mark.parametrize("choice", options())
 def test_every_option_composes_and_its_target_fits(space: ConfigSpace, choice: str) -> None:
     """Also binds the node's keys to the target's constructor (inferkit.config.components)."""
     any_size = [f"model={option}" for option in space.model_targets]
     needs_path = choice in any_size and choice != "model=smollm2_135m"
     extra = ["model.path=org/any"] if needs_path else []
-    if choice == "runner=online":
-        extra = ["+role=serve"]
+    if choice in OF_ROLES:
+        extra = [f"+role={OF_ROLES[choice]}"]
 
     checked = Checker(space, is_run=False).check_overrides([choice, *extra])
 

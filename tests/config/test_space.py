@@ -70,7 +70,7 @@ def test_the_schema_is_no_option(space: ConfigSpace) -> None:
     assert not space.is_group("schema")
     assert not space.is_group("schema/scheduler")
     assert "schema" not in space.groups
-    assert "decode" not in space.options("scheduler")
+    assert space.options("scheduler") == ["decode", "default", "prefill"]
 
 
 def test_a_role_can_pull_in_the_decode_schema(tmp_path: Path) -> None:

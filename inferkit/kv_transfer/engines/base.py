@@ -79,6 +79,8 @@ class BaseEngine(ABC):
         device_id: index of this rank's device on the node.
         receives: whether peers write to this process; a writer opens no port.
         num_threads: threads that move bytes.
+        write_timeout_s: where bytes travel over a connection, one on which nothing moves for so
+            long is closed.
     """
 
     name: ClassVar[str]
@@ -92,6 +94,7 @@ class BaseEngine(ABC):
         device_id: int = 0,
         receives: bool = True,
         num_threads: int = 4,
+        write_timeout_s: float = 10.0,
     ) -> None:
         if not 0 <= epoch < 1 << 64 or num_threads < 1:
             raise TransferEngineError(
@@ -104,6 +107,7 @@ class BaseEngine(ABC):
         self.device_id = device_id
         self.receives = receives
         self.num_threads = num_threads
+        self.write_timeout_s = write_timeout_s
         self.regions: list[torch.Tensor] = []
         """[n] uint8 view of each registered buffer; it keeps the memory alive."""
         self.sizes = np.zeros(0, np.int64)

@@ -45,7 +45,6 @@ class TcpEngine(BaseEngine):
     num_connections: to each peer. More than one pays off when a single stream does not fill
         the network.
     connect_timeout_s: for a connection to be made and the receiver to agree.
-    write_timeout_s: a connection on which nothing moves for so long is closed.
     """
 
     name = "tcp"
@@ -56,7 +55,6 @@ class TcpEngine(BaseEngine):
         port: int = 0,
         num_connections: int = 2,
         connect_timeout_s: float = 3.0,
-        write_timeout_s: float = 10.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -65,7 +63,6 @@ class TcpEngine(BaseEngine):
         self.port = port
         self.num_connections = num_connections
         self.connect_timeout_s = connect_timeout_s
-        self.write_timeout_s = write_timeout_s
         self.open_transfers = OpenTransfers()
         self.arrays: list[Bytes] = []
         self._io: list[IoThread] = []
