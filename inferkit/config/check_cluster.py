@@ -75,8 +75,9 @@ def plan_cluster(
         checks, warnings = _check_roles(words, own, check)
     configs = {found.role: found.config for found in checks}
     faults += merged_faults(checks, [*known, *faults])
-    faults += pair_faults(configs)
-    faults += port_faults(cfg, configs)
+    faults += pair_faults(configs, own)
+    if not any(fault.key.startswith("disagg.") for fault in known):
+        faults += port_faults(cfg, configs)
     return ClusterPlan(words=words, configs=configs, faults=faults, warnings=warnings)
 
 

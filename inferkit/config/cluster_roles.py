@@ -84,15 +84,15 @@ def role_words(
 
 def _is_passed_on(text: str, role: str) -> bool:
     key = key_of(text)
-    node = key.partition(".")[0]
-    if key == "role":
+    if key in ("role", "hydra.verbose"):
         return True
-    if role == ROUTER and node == "router":
+    if role != ROUTER:
+        return key.partition(".")[0] not in OWN_NODES
+    if key.startswith("router."):
         return key not in ("router.prefill_urls", "router.decode_urls")
-    if role == ROUTER and key != "scheduler.max_new_tokens":
-        unread = any(f"{key}.".startswith(f"{name}.") for name in UNREAD_BY_ROUTER)
-        return not unread and node not in OWN_NODES
-    return node not in OWN_NODES or key == "hydra.verbose"
+    if key == "scheduler.max_new_tokens":
+        return True
+    return not any(f"{key}.".startswith(f"{name}.") for name in (*OWN_NODES, *UNREAD_BY_ROUTER))
 
 
 def own_words(cfg: InferenceConfig, role: str) -> list[str]:
@@ -192,15 +192,23 @@ def _fixed_words(check: RoleCheck) -> Fix | None:
     if len(fixes) < len(faults):
         return None
     words = Command(overrides=tuple(check.own)).fixed(fixes).overrides
+    is_example = any(fix.is_example for fix in fixes)
+    return Fix(add=(_as_override(check.role, words),), is_example=is_example)
+
+
+def _as_override(role: str, words: Sequence[str]) -> str:
     text = shlex.join(words).replace('"', '\\"')
-    return Fix(
-        add=(f'cluster.{check.role}_overrides="{text}"',),
-        is_example=any(fix.is_example for fix in fixes),
-    )
+    return f'cluster.{role}_overrides="{text}"'
 
 
-def pair_faults(configs: Mapping[str, InferenceConfig]) -> Iterator[Fault]:
-    """Everything in which prefill, decode and router must not differ, and do."""
+def pair_faults(
+    configs: Mapping[str, InferenceConfig], own: Mapping[str, Sequence[str]]
+) -> Iterator[Fault]:
+    """Everything in which prefill, decode and router must not differ, and do.
+
+    Args:
+        own: words of each role alone; without those that make the difference, there is none.
+    """
     router, prefill, decode = (configs[role] for role in (ROUTER, PREFILL, DECODE))
     for keys in EQUAL_KEYS.values():
         for key in keys:
@@ -213,6 +221,7 @@ def pair_faults(configs: Mapping[str, InferenceConfig]) -> Iterator[Fault]:
                     given=f"{key}: prefill {show(left)}, decode {show(right)}",
                     problem="prefill and decode hand KV over, so they must have the same; set it "
                     "for both, outside cluster.prefill_overrides and cluster.decode_overrides",
+                    fix=_without(key, own),
                 )
     for key in ("model.name", "model._target_", "model.path", "model.arch", "engine.max_model_len"):
         if _value(prefill, key) != _value(decode, key):
@@ -224,7 +233,18 @@ def pair_faults(configs: Mapping[str, InferenceConfig]) -> Iterator[Fault]:
                 given=f"{key}: router {show(left)}, instances {show(right)}",
                 problem="the router tokenises for the instances, so it must have the same; set it "
                 "for all, outside cluster.prefill_overrides and cluster.decode_overrides",
+                fix=_without(key, own),
             )
+
+
+def _without(key: str, own: Mapping[str, Sequence[str]]) -> Fix | None:
+    """No role has words of its own on `key`; None = none has."""
+    added = []
+    for role, words in own.items():
+        kept = [word for word in words if not f"{key}.".startswith(f"{key_of(word)}.")]
+        if len(kept) < len(words):
+            added.append(_as_override(role, kept))
+    return Fix(add=tuple(added)) if added else None
 
 
 def port_faults(cfg: InferenceConfig, configs: Mapping[str, InferenceConfig]) -> Iterator[Fault]:
