@@ -19,7 +19,12 @@ from inferkit.config.role_rules import (
     UNFINISHED_ROLES,
 )
 from inferkit.config.rules import check_rules
-from inferkit.config.schema import DisaggMode, RunnerConfig, SchedulerConfig
+from inferkit.config.schema import (
+    DecodeSchedulerConfig,
+    DisaggMode,
+    RunnerConfig,
+    SchedulerConfig,
+)
 from inferkit.config.space import ConfigSpace
 from tests.config.configs import changed, faults_of, in_role
 
@@ -34,6 +39,55 @@ def test_a_role_composes_and_is_checked(space: ConfigSpace) -> None:
     assert cfg.kv_cache.enable_prefix_cache
     assert (cfg.scheduler.max_new_tokens, cfg.disagg.http_port) == (0, 8000)
     assert cfg.engine.max_model_len == 0, "the embedded model's files tell it at the start"
+
+
+@pytest.mark.usefixtures("finished_roles")
+@pytest.mark.parametrize(
+    ("role", "http_port", "zmq_port", "prefix_cache"),
+    [("prefill", 8001, 5555, True), ("decode", 8100, 5557, False)],
+)
+def test_instances_of_a_hand_off_compose(
+    space: ConfigSpace, role: str, http_port: int, zmq_port: int, prefix_cache: bool
+) -> None:
+    checked = Checker(space).check_overrides([f"+role={role}"])
+
+    assert checked.faults == () and checked.warnings == ()
+    cfg = checked.config
+    assert cfg is not None
+    assert (cfg.role, cfg.disagg.mode.name) == (role, role)
+    assert cfg.runner._target_ == ONLINE_RUNNER
+    assert cfg.scheduler._target_ == ROLES[role].scheduler
+    assert (cfg.disagg.http_port, cfg.disagg.zmq_port) == (http_port, zmq_port)
+    assert cfg.disagg.bootstrap_port == 18800
+    assert cfg.kv_cache.enable_prefix_cache is prefix_cache
+    assert cfg.scheduler.max_new_tokens == 0
+    assert isinstance(cfg.scheduler, DecodeSchedulerConfig) is (role == "decode")
+
+
+@pytest.mark.usefixtures("finished_roles")
+def test_a_router_composes(space: ConfigSpace) -> None:
+    checked = Checker(space).check_overrides(["+role=router", "+experiment=qwen3_8b_tp2"])
+
+    assert [str(fault) for fault in checked.faults] == [
+        "model.path: has no value; set model.path=... (a Hugging Face folder or id, or a .gguf "
+        "file), or model.with_ckpt=false for random weights of the shape in model.arch"
+    ]
+    checked = Checker(space).check_overrides(["+role=router", "parallel=tp2"])
+    assert checked.faults == ()
+    assert checked.config is not None
+    assert (checked.config.router.host, checked.config.router.port) == ("127.0.0.1", 8000)
+    assert [str(warning) for warning in checked.warnings] == [
+        "parallel.world_size, parallel.attn_tp_size, parallel.embed_tp_size, "
+        "parallel.lmhead_tp_size, parallel.dense_tp_size, parallel.shared_tp_size, "
+        "parallel.o_proj_tp_size, parallel.moe_tp_size: has no effect in +role=router: its "
+        "instances have their own"
+    ]
+
+
+@pytest.mark.parametrize("role", sorted(UNFINISHED_ROLES))
+def test_an_unfinished_role_does_not_start(role: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command([f"+role={role}"]) == 2
+    assert "is not finished in this version; there is +role=serve" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ class ClusterRunner:
             ConfigError: the roles do not fit one another, or this host.
             WorkerError: a role was given up; holds its last error.
         """
-        arguments = _typed(run_dir)
+        arguments = typed_arguments(run_dir)
         plan = Checker(arguments.space()).plan(arguments.overrides, config)
         if plan.faults:
             title = f"the cluster has {len(plan.faults)} faults"
@@ -155,7 +155,7 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "\\'") + "'"
 
 
-def _typed(run_dir: Path) -> Arguments:
+def typed_arguments(run_dir: Path) -> Arguments:
     """The command line of this run.
 
     Raises:
