@@ -25,6 +25,7 @@ from inferkit.core.messages import (
     WorkerReady,
     encode,
 )
+from inferkit.core.place import LOOPBACK
 from inferkit.core.protocols import Clock
 from inferkit.online.errors import GenerationFailed, RoomInUse, ServiceError, Unavailable
 from inferkit.online.instance import Attempts, Instance, ParentAddress, socket_identity
@@ -34,7 +35,6 @@ from inferkit.online.work import NOT_READY, Work
 logger = logging.getLogger(__name__)
 
 UNLIMITED = 0
-LOOPBACK_URL = "tcp://127.0.0.1"
 LOADING = "the model is not loaded yet; GET /ready tells when it is"
 
 
@@ -102,8 +102,9 @@ class DPDispatcher:
 
     Args:
         dp_size: DP ranks of the instance.
+        host: address that workers reach this process by.
         port: of the sockets, this and the next one (0 = free ones are chosen).
-        request_url, output_url: other places for the sockets than two ports of loopback.
+        request_url, output_url: other places for the sockets than two ports of the host.
         context: of ZMQ; None = one of its own.
     """
 
@@ -113,6 +114,7 @@ class DPDispatcher:
         instance: Instance,
         dp_size: int,
         clock: Clock,
+        host: str = LOOPBACK,
         port: int = 0,
         request_url: str = "",
         output_url: str = "",
@@ -120,8 +122,8 @@ class DPDispatcher:
     ) -> None:
         self.instance = instance
         self.clock = clock
-        self.request_url = request_url or f"{LOOPBACK_URL}:{port}"
-        self.output_url = output_url or f"{LOOPBACK_URL}:{port + 1 if port else 0}"
+        self.request_url = request_url or f"tcp://{host}:{port}"
+        self.output_url = output_url or f"tcp://{host}:{port + 1 if port else 0}"
         self.attempts = Attempts()
         self.failure: ServiceError | None = None
         """Why no request can be served any more."""

@@ -13,9 +13,11 @@ import msgspec
 
 from inferkit.core.messages import DECODE_ERRORS
 from inferkit.online.facts import InstanceFacts
+from inferkit.online.router_signature import RouterSignatures
 
 logger = logging.getLogger(__name__)
 
+INSTANCES_PATH = "/instances"
 INTERVAL_S = 5.0
 RETRY_S = 1.0
 """While the router is not there."""
@@ -31,6 +33,7 @@ class RouterLink:
         router_url: `http://host:port`.
         facts: of this instance, as it is now.
         learn: called with the bootstrap addresses that the router knows.
+        signatures: what the router wants to see.
     """
 
     def __init__(
@@ -39,10 +42,12 @@ class RouterLink:
         router_url: str,
         facts: Callable[[], InstanceFacts],
         learn: Callable[[list[str]], None],
+        signatures: RouterSignatures | None = None,
     ) -> None:
         self.router_url = router_url.rstrip("/")
         self.facts = facts
         self.learn = learn
+        self.signatures = signatures or RouterSignatures()
         self.trouble = ""
         """Why the last join failed; "" = it has joined."""
         self._http = httpx.AsyncClient(trust_env=False, verify=False, timeout=LIMIT_S)
@@ -83,8 +88,10 @@ class RouterLink:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+        path = f"{INSTANCES_PATH}/{self.facts().instance_id}"
+        headers = self.signatures.headers("DELETE", path)
         try:
-            await self._http.delete(f"{self.router_url}/instances/{self.facts().instance_id}")
+            await self._http.delete(f"{self.router_url}{path}", headers=headers)
         except httpx.HTTPError as error:
             logger.warning("the router at %s was not told of the end: %s", self.router_url, error)
 
@@ -101,8 +108,10 @@ class RouterLink:
     async def _join(self) -> None:
         trouble = ""
         try:
+            body = msgspec.json.encode(self.facts().to_json())
+            headers = self.signatures.headers("POST", INSTANCES_PATH, body)
             response = await self._http.post(
-                f"{self.router_url}/instances", json=self.facts().to_json()
+                f"{self.router_url}{INSTANCES_PATH}", content=body, headers=headers
             )
             if response.status_code == 200:
                 answer: Any = msgspec.json.decode(response.content)

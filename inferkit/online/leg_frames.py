@@ -2,6 +2,7 @@
 
 import struct
 
+LEG_PATH = "/leg"
 MAX_FRAME_BYTES = 16 << 20
 """Far more than the tokens and logprobs of one step of one request."""
 _LENGTH = struct.Struct(">I")

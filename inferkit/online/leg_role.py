@@ -13,6 +13,7 @@ from inferkit.online.instance import Instance
 from inferkit.online.join import RouterLink
 from inferkit.online.leg_app import make_leg_app
 from inferkit.online.legs import LegServer
+from inferkit.online.router_signature import RouterSignatures
 from inferkit.online.service import GenerationService
 
 
@@ -29,6 +30,8 @@ class LegRole:
     """Of prefill instances that the configuration of a decode instance lists."""
     router_url: str | None = None
     """A router to join."""
+    secret: bytes = b""
+    """That legs and joins are signed with."""
 
 
 class LegSide:
@@ -52,9 +55,13 @@ class LegSide:
         self.model = model
         self.bootstraps = KnownBootstraps(role.bootstrap_urls)
         self.link: RouterLink | None = None
+        signatures = RouterSignatures(role.secret)
         if role.router_url:
             self.link = RouterLink(
-                router_url=role.router_url, facts=self.facts, learn=self.bootstraps.learn
+                router_url=role.router_url,
+                facts=self.facts,
+                learn=self.bootstraps.learn,
+                signatures=signatures,
             )
             self.bootstraps.ask = self.link.ask
         self.legs = LegServer(
@@ -63,6 +70,7 @@ class LegSide:
             dispatcher=dispatcher,
             bootstraps=self.bootstraps,
             is_draining=lambda: service.is_draining,
+            signatures=signatures,
         )
 
     def app(self, facts: Mapping[str, Any]) -> FastAPI:

@@ -23,7 +23,8 @@ from inferkit.online.dispatcher import DPDispatcher, OutputStream
 from inferkit.online.errors import BadRequest, GenerationFailed, ServiceError, Unavailable
 from inferkit.online.facts import Side
 from inferkit.online.instance import Instance
-from inferkit.online.leg_frames import pack_frame
+from inferkit.online.leg_frames import LEG_PATH, pack_frame
+from inferkit.online.router_signature import HEADER, RouterSignatures
 from inferkit.online.sse import CLIENT_CLOSED_REQUEST, ClientGone, until_gone
 from inferkit.online.work import Work
 
@@ -41,6 +42,7 @@ class LegServer:
 
     Args:
         is_draining: no new leg is taken while it is true.
+        signatures: what every leg must be signed with.
     """
 
     def __init__(
@@ -51,20 +53,23 @@ class LegServer:
         dispatcher: DPDispatcher,
         bootstraps: KnownBootstraps,
         is_draining: Callable[[], bool],
+        signatures: RouterSignatures | None = None,
     ) -> None:
         self.side = side
         self.instance = instance
         self.dispatcher = dispatcher
         self.bootstraps = bootstraps
         self.is_draining = is_draining
+        self.signatures = signatures or RouterSignatures()
 
     def add_to(self, app: FastAPI) -> None:
-        @app.post("/leg", include_in_schema=False)
+        @app.post(LEG_PATH, include_in_schema=False)
         async def leg(request: Request) -> Response:
             try:
                 body = await request.body()
             except ClientDisconnect:
                 return Response(status_code=CLIENT_CLOSED_REQUEST)
+            self.signatures.check(request.headers.get(HEADER, ""), "POST", LEG_PATH, body)
             return await self.answer(body)
 
     async def answer(self, body: bytes) -> Response:

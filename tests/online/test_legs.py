@@ -19,9 +19,10 @@ from inferkit.online.leg_frames import MAX_FRAME_BYTES, FrameError, FrameReader,
 from inferkit.online.leg_role import LegRole, LegSide
 from inferkit.online.router.leg_client import LegClient, LegFailed
 from inferkit.online.router.routed_request import Fault
+from inferkit.online.router_signature import RouterSignatures
 from inferkit.online.runner import listening, url_of
 from inferkit.online.service import GenerationService, ServedModel
-from tests.online.router.instances import FakeInstance, router_of, until
+from tests.online.router.instances import FakeInstance, dead_url, router_of, until
 from tests.online.serving import VOCAB_SIZE, EchoWorker, dispatching, run
 
 BOOTSTRAP_URL = "http://127.0.0.1:18800"
@@ -32,13 +33,17 @@ MAX_TOKENS = 4
 class Leg:
     """A real instance with workers that echo, and a router's client."""
 
-    def __init__(self, side, client, http, service, workers, facts):
+    def __init__(self, side, client, http, service, workers, legs):
         self.side = side
         self.client = client
         self.http = http
         self.service = service
         self.workers = workers
-        self.facts = facts
+        self.legs = legs
+
+    @property
+    def facts(self):
+        return self.legs.facts()
 
     def message(self, *, max_tokens=MAX_TOKENS, num_prompt=3, **fields):
         own = (self.facts.instance_id, self.facts.epoch)
@@ -79,7 +84,15 @@ class Leg:
 
 
 @contextlib.asynccontextmanager
-async def leg(side=Side.DECODE, *, dp_size=1, router_url=None, urls=(BOOTSTRAP_URL,), **worker):
+async def leg(
+    side=Side.DECODE,
+    *,
+    dp_size=1,
+    router_url=None,
+    urls=(BOOTSTRAP_URL,),
+    secret=b"",
+    **worker,
+):
     async with dispatching(dp_size) as (dispatcher, parent, context):
         service = GenerationService(
             dispatcher=dispatcher,
@@ -94,6 +107,7 @@ async def leg(side=Side.DECODE, *, dp_size=1, router_url=None, urls=(BOOTSTRAP_U
                 bootstrap_url=BOOTSTRAP_URL if side is Side.PREFILL else "",
                 bootstrap_urls=urls,
                 router_url=router_url,
+                secret=secret,
             )
             legs = LegSide(
                 role,
@@ -102,7 +116,7 @@ async def leg(side=Side.DECODE, *, dp_size=1, router_url=None, urls=(BOOTSTRAP_U
                 service=service,
                 model="echo",
             )
-            client = LegClient()
+            client = LegClient(signatures=RouterSignatures(secret))
             app = legs.app({"role": str(side)})
             options = {"base_url": role.url, "trust_env": False, "verify": False}
             async with (
@@ -116,7 +130,7 @@ async def leg(side=Side.DECODE, *, dp_size=1, router_url=None, urls=(BOOTSTRAP_U
                 await service.probe()
                 legs.on_change()
                 try:
-                    yield Leg(side, client, http, service, workers, legs.facts())
+                    yield Leg(side, client, http, service, workers, legs)
                 finally:
                     await client.close()
                     for entry in workers:
@@ -346,13 +360,37 @@ def test_it_joins_its_router_and_leaves_it():
     run(check())
 
 
+def test_with_a_secret_only_its_owners_send_legs_and_join():
+    async def check():
+        async with router_of(proven=0, secret=b"ours") as routed:
+            body = FakeInstance(Side.PREFILL, url="http://127.0.0.1:1").facts.to_json()
+            response = await routed.client.post("/instances", json=body)
+            assert response.status_code == 401
+            assert "disagg.secret_env" in response.json()["error"]["message"]
+            left = await routed.client.delete("/instances/decode-1")
+            assert left.status_code == 401
+            async with leg(Side.DECODE, router_url=routed.url, secret=b"ours") as tried:
+                registry = routed.dispatcher.registry
+                await until(lambda: registry.is_usable(tried.facts.url))
+                assert len(await tried.outputs()) == MAX_TOKENS
+                tried.client.signatures = RouterSignatures(b"theirs")
+                failure = await tried.failure()
+                assert failure.fault is Fault.BROKEN and "HTTP status 401" in failure.detail
+                assert len(tried.received()) == 1
+            assert registry.urls == [], "it has left"
+
+    run(check())
+
+
 def test_a_router_that_is_not_there_yet_is_joined_when_it_comes():
     async def check():
-        with listening("127.0.0.1", 0) as reserved:
-            url = url_of(reserved)
-        async with leg(Side.PREFILL, router_url=url) as tried:
-            await asyncio.sleep(0.1)
+        async with leg(Side.PREFILL, router_url=dead_url()) as tried:
+            await until(lambda: bool(tried.legs.link.trouble))
             assert len(await tried.outputs()) == MAX_TOKENS, "it works without"
+            async with router_of(proven=0) as routed:
+                tried.legs.link.router_url = routed.url
+                await until(lambda: routed.dispatcher.registry.is_usable(tried.facts.url))
+                assert tried.legs.link.trouble == ""
 
     run(check())
 

@@ -21,6 +21,7 @@ from inferkit.online.router.registry import Registry
 from inferkit.online.router.route import AttemptNumbers, Route
 from inferkit.online.router.routed_request import Choose, LegFailure, Report, RoutedRequest
 from inferkit.online.router.stream import RoutedStream
+from inferkit.online.router_signature import RouterSignatures
 from inferkit.online.work import Work
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class PairDispatcher:
         policy: Policy = Policy.HASH,
         retries: int = 1,
         first_token: Side = Side.DECODE,
+        signatures: RouterSignatures | None = None,
     ) -> None:
         self.instance = instance
         self.registry = registry
@@ -57,7 +59,7 @@ class PairDispatcher:
         self.retries = retries
         self.first_token = first_token
         self.pairs = PairTable(registry=registry, policy=policy, clock=clock)
-        self.legs = LegClient()
+        self.legs = LegClient(signatures=signatures)
         self.failure: ServiceError | None = None
         """Why no request can be served any more."""
         self.changed = asyncio.Event()

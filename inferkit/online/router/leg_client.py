@@ -13,8 +13,9 @@ import msgspec
 
 from inferkit.core.messages import DECODE_ERRORS, Generate, Output, encode
 from inferkit.online.facts import InstanceFacts
-from inferkit.online.leg_frames import FrameError, FrameReader
+from inferkit.online.leg_frames import LEG_PATH, FrameError, FrameReader
 from inferkit.online.router.routed_request import Fault, LegFailure
+from inferkit.online.router_signature import RouterSignatures
 
 CONNECT_LIMIT_S = 5.0
 SEND_LIMIT_S = 30.0
@@ -37,7 +38,8 @@ class LegFailed(Exception):
 class LegClient:
     """Opens legs; one for all requests of a router. `close` ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, signatures: RouterSignatures | None = None) -> None:
+        self.signatures = signatures or RouterSignatures()
         # No proxy of the environment comes between instances, and no limit: the instances have one.
         # They speak plain HTTP, so no certificates are loaded.
         self._http = httpx.AsyncClient(
@@ -61,11 +63,13 @@ class LegClient:
         Raises:
             LegFailed: it was refused, or ended before its end.
         """
+        body = encode(message)
+        headers = self.signatures.headers("POST", LEG_PATH, body)
         request = self._http.stream(
             "POST",
-            f"{instance.url}/leg",
-            content=encode(message),
-            headers={"content-type": "application/msgpack"},
+            f"{instance.url}{LEG_PATH}",
+            content=body,
+            headers={"content-type": "application/msgpack", **headers},
         )
         is_over = False
         try:

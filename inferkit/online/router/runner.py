@@ -75,6 +75,7 @@ class RouterRunner:
                 retries=router.retries,
                 first_token=Side(router.first_token),
                 timeout_s=router.request_timeout_s,
+                secret=_secret(config.disagg.secret_env),
                 sampling_defaults={
                     name: getattr(config.data, name)
                     for name in ("temperature", "top_p", "top_k", "min_p", "seed")
@@ -129,6 +130,17 @@ class _Ending:
 
     def _on_signal(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
+
+
+def _secret(variable: str | None) -> bytes:
+    if variable is None:
+        return b""
+    secret = os.environ.get(variable, "").encode()
+    if not secret:
+        raise ConfigError(
+            f"disagg.secret_env={variable}: the environment variable is not set here, or empty"
+        )
+    return secret
 
 
 def _urls(key: str, urls: list[str]) -> list[str]:

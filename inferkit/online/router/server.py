@@ -17,6 +17,7 @@ from inferkit.online.router.app import make_router_app
 from inferkit.online.router.dispatcher import PairDispatcher
 from inferkit.online.router.pairs import Policy
 from inferkit.online.router.registry import Registry
+from inferkit.online.router_signature import RouterSignatures
 from inferkit.online.service import GenerationService, ServedModel
 
 
@@ -42,6 +43,7 @@ async def routing(
     first_token: Side = Side.DECODE,
     timeout_s: float = 1800.0,
     sampling_defaults: Mapping[str, Any] | None = None,
+    secret: bytes = b"",
     clock: Clock = time.monotonic,
     on_ready: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[Router]:
@@ -49,9 +51,10 @@ async def routing(
     served by the caller.
 
     Args:
+        secret: that legs and joins are signed with.
         on_ready: called once a pair has generated.
     """
-    instance = Instance.draw("router")
+    instance, signatures = Instance.draw("router"), RouterSignatures(secret)
     registry = Registry(prefill_urls=prefill_urls, decode_urls=decode_urls, clock=clock)
     dispatcher = PairDispatcher(
         instance=instance,
@@ -60,6 +63,7 @@ async def routing(
         policy=policy,
         retries=retries,
         first_token=first_token,
+        signatures=signatures,
     )
     service = GenerationService(
         dispatcher=dispatcher, tokenizer=tokenizer, model=model, timeout_s=timeout_s, clock=clock
@@ -72,7 +76,13 @@ async def routing(
         "policy": str(policy),
         "pid": os.getpid(),
     }
-    app = make_router_app(service, dispatcher, facts=facts, sampling_defaults=sampling_defaults)
+    app = make_router_app(
+        service,
+        dispatcher,
+        facts=facts,
+        sampling_defaults=sampling_defaults,
+        signatures=signatures,
+    )
     dispatcher.start()
     probing = asyncio.create_task(_probe(service, on_ready))
     try:
