@@ -121,6 +121,7 @@ is_for() {
       ;;
   esac
   case "$1/${2#+}" in
+    router/disagg.secret_env=*) return 0 ;;
     router/disagg.* | router/parallel* | router/platform*) return 1 ;;
     router/kv_cache* | router/scheduler* | router/exe_mode*) return 1 ;;
     router/*) return 0 ;;
@@ -146,6 +147,9 @@ launch() {
       router)
         set -- "$@" "router.host=$router_ip" "router.port=$router_port" \
           "router.prefill_urls=[]" "router.decode_urls=[]"
+        if [ -n "${INFERKIT_SECRET:-}" ]; then
+          set -- "$@" disagg.secret_env=INFERKIT_SECRET
+        fi
         ;;
       *)
         set -- "$@" "disagg.prefill_ips=[$prefill_ips]" "disagg.decode_ips=[$decode_ips]" \

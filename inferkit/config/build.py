@@ -20,7 +20,7 @@ RUNTIME_KEYWORDS: Mapping[str, frozenset[str]] = {
     "scheduler": frozenset({"kv_cache", "max_model_len", "eos_token_ids", "clock", "attn_dp_size"}),
 }
 """Node -> what the wiring page (`inferkit.runtime.assembly`) gives its target beside the node."""
-TRANSFER_KEYWORDS = frozenset({"epoch", "rank", "host", "device_id", "receives"})
+TRANSFER_KEYWORDS = frozenset({"epoch", "rank", "host", "device_id", "receives", "write_timeout_s"})
 ROLE_KEYWORDS: Mapping[tuple[str, str], frozenset[str]] = {
     ("scheduler", "prefill"): frozenset({"transfer"}),
     ("scheduler", "decode"): frozenset({"transfer", "host_store"}),

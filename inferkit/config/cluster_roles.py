@@ -90,7 +90,7 @@ def _is_passed_on(text: str, role: str) -> bool:
         return key.partition(".")[0] not in OWN_NODES
     if key.startswith("router."):
         return key not in ("router.prefill_urls", "router.decode_urls")
-    if key == "scheduler.max_new_tokens":
+    if key in ("scheduler.max_new_tokens", "disagg.secret_env"):
         return True
     return not any(f"{key}.".startswith(f"{name}.") for name in (*OWN_NODES, *UNREAD_BY_ROUTER))
 

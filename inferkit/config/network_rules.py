@@ -175,11 +175,16 @@ def _url_problem(url: str) -> str:
 
 
 def off_loopback(cfg: InferenceConfig) -> list[str]:
-    """Addresses that reach beyond this machine, where one side of a hand-off listens on them."""
-    if cfg.role not in ("prefill", "decode"):
-        return []
-    own: list[str] = getattr(cfg.disagg, f"{cfg.role}_ips")
-    hosts: Sequence[str] = [cfg.disagg.http_host] if cfg.disagg.http_host else own
+    """Addresses beyond this machine at which a role listens, or looks for other roles."""
+    if cfg.role in ("prefill", "decode"):
+        own: list[str] = getattr(cfg.disagg, f"{cfg.role}_ips")
+        hosts: Sequence[str] = [cfg.disagg.http_host] if cfg.disagg.http_host else own
+    elif cfg.role == "router":
+        urls = [*cfg.router.prefill_urls, *cfg.router.decode_urls]
+        named = [urlsplit(url).hostname or "" for url in urls if not _url_problem(url)]
+        hosts = [cfg.router.host, *named]
+    else:
+        hosts = []
     return [host for host in dict.fromkeys(hosts) if not is_loopback(host)]
 
 
@@ -188,14 +193,14 @@ def _secret(
 ) -> None:
     """Control messages beyond this machine are signed."""
     name, key, hosts = cfg.disagg.secret_env, "disagg.secret_env", off_loopback(cfg)
-    if cfg.role not in ("prefill", "decode", "cluster"):
+    if cfg.role not in ("prefill", "decode", "router", "cluster"):
         return
     if name is None and hosts:
         fix = Fix(add=(f"{key}={EXAMPLE_SECRET}",), is_example=True)
         problem = (
-            f"has no value, but this role listens at {', '.join(hosts)}, where control messages "
-            "are signed with a shared secret; name an environment variable that holds it on every "
-            "node"
+            f"has no value, but this role talks to other roles at {', '.join(hosts)}, where "
+            "control messages are signed with a shared secret; name an environment variable that "
+            "holds it on every node"
         )
         findings.refuse(key, None, problem, fix=fix)
     elif name is not None and not variables.get(name):

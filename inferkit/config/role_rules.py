@@ -87,7 +87,7 @@ ROLES: Mapping[str, Role] = {
     ),
     "router": Role(
         runner=ROUTER_RUNNER,
-        keys=ROUTER_KEYS,
+        keys=ROUTER_KEYS | {"disagg.secret_env"},
     ),
     "cluster": Role(
         runner=CLUSTER_RUNNER,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inferkit.config.build import RUNTIME_KEYWORDS, build, get_target
+from inferkit.config.build import RUNTIME_KEYWORDS, build, get_target, runtime_keywords
 from inferkit.config.schema import SchedulerConfig, TargetConfig
 from inferkit.core.errors import ConfigError
 
@@ -128,17 +128,35 @@ def test_own_components_are_built() -> None:
 
 
 def test_runtime_keywords_are_those_of_the_wiring_page() -> None:
-    spec = importlib.util.find_spec("inferkit.runtime.assembly")
+    given = build_calls("inferkit.runtime.assembly")
+    assert {key: set(names) for key, names in RUNTIME_KEYWORDS.items()} == {
+        key: names for key, names in given.items() if names
+    }
+
+
+def test_keywords_of_a_transfer_engine_are_those_of_the_hand_off() -> None:
+    given = build_calls("inferkit.runtime.hand_off")["disagg.transfer"]
+    for role in ("prefill", "decode"):
+        assert runtime_keywords("disagg.transfer", role) == given
+    assert runtime_keywords("disagg.transfer", None) == frozenset()
+
+
+def test_a_role_s_scheduler_gets_more() -> None:
+    alone = runtime_keywords("scheduler", None)
+    assert runtime_keywords("scheduler", "prefill") - alone == {"transfer"}
+    assert runtime_keywords("scheduler", "decode") - alone == {"transfer", "host_store"}
+    assert runtime_keywords("scheduler", "serve") == alone == RUNTIME_KEYWORDS["scheduler"]
+
+
+def build_calls(module: str) -> dict[str, set[str]]:
+    """Node -> runtime keywords, of every call of `build` in a module's source."""
+    spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.origin is not None
-    tree = ast.parse(Path(spec.origin).read_text("utf-8"))
     given = {}
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(Path(spec.origin).read_text("utf-8"))):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "build":
             keywords = {k.arg: k.value for k in node.keywords}
             key = ast.literal_eval(keywords["key"])
             given[key] = {name for name in keywords if name} - {"allowed_targets", "key"}
-
-    assert {key: set(names) for key, names in RUNTIME_KEYWORDS.items()} == {
-        key: names for key, names in given.items() if names
-    }
+    return given

@@ -39,6 +39,7 @@ CLUSTER_WORDS = [
     "hydra.run.dir=x",
     "hydra.verbose=true",
     "scheduler.max_new_tokens=7",
+    "disagg.secret_env=SECRET",
 ]
 
 
@@ -73,6 +74,7 @@ def test_an_instance_gets_what_all_share_then_what_is_its_own() -> None:
         "disagg.lease_s=5",
         "hydra.verbose=true",
         "scheduler.max_new_tokens=7",
+        "disagg.secret_env=SECRET",
         "kv_cache.block_size=16",
     ]
 
@@ -90,6 +92,7 @@ def test_a_router_gets_what_it_reads() -> None:
         "router.port=9000",
         "hydra.verbose=true",
         "scheduler.max_new_tokens=7",
+        "disagg.secret_env=SECRET",
         "engine.max_model_len=9",
     ]
 

@@ -102,7 +102,8 @@ def test_loopback(host: str, expected: bool) -> None:
         ("prefill", {"disagg__prefill_ips": ["10.0.0.1"]}, ["10.0.0.1"]),
         ("prefill", {"disagg__decode_ips": ["10.0.0.1"]}, []),
         ("decode", {"disagg__decode_ips": ["127.0.0.1"]}, []),
-        ("router", {"router__host": "0.0.0.0"}, []),
+        ("router", {"router__host": "0.0.0.0"}, ["0.0.0.0"]),
+        ("router", {"router__decode_urls": ["http://10.0.0.2:8100"]}, ["10.0.0.2"]),
         ("serve", {"disagg__http_host": "0.0.0.0"}, []),
         ("cluster", {"router__host": "0.0.0.0"}, []),
     ],
@@ -115,8 +116,8 @@ def test_control_messages_beyond_this_machine_need_a_secret(secret: None) -> Non
     values: dict[str, Any] = {"disagg__prefill_ips": ["10.0.0.1"]}
     (fault,) = refused("prefill", **values)
     assert fault.startswith(
-        "disagg.secret_env=null: has no value, but this role listens at 10.0.0.1, where "
-        "control messages are signed with a shared secret"
+        "disagg.secret_env=null: has no value, but this role talks to other roles at 10.0.0.1, "
+        "where control messages are signed with a shared secret"
     )
     assert refused("prefill", **values, disagg__secret_env=SECRET) == []
 

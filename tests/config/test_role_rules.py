@@ -16,7 +16,6 @@ from inferkit.config.role_rules import (
     ROLES,
     ROUTER_RUNNER,
     SCHEDULER,
-    UNFINISHED_ROLES,
 )
 from inferkit.config.rules import check_rules
 from inferkit.config.schema import (
@@ -84,9 +83,9 @@ def test_a_router_composes(space: ConfigSpace) -> None:
     ]
 
 
-@pytest.mark.parametrize("role", sorted(UNFINISHED_ROLES))
-def test_an_unfinished_role_does_not_start(role: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command([f"+role={role}"]) == 2
+@pytest.mark.usefixtures("unfinished_roles")
+def test_an_unfinished_role_does_not_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["+role=decode"]) == 2
     assert "is not finished in this version; there is +role=serve" in capsys.readouterr().err
 
 
@@ -150,16 +149,23 @@ def test_keys_of_the_role_serve(values: dict[str, Any], found: list[str]) -> Non
     assert faults_of(in_role(**values)) == found
 
 
+@pytest.fixture
+def unfinished_roles(monkeypatch: pytest.MonkeyPatch) -> None:
+    unfinished = set(ROLES) - {"serve"}
+    monkeypatch.setattr("inferkit.config.role_rules.UNFINISHED_ROLES", frozenset(unfinished))
+
+
+@pytest.mark.usefixtures("unfinished_roles")
 def test_a_role_that_is_not_there_is_named() -> None:
     assert faults_of(replace(changed(), role="encode")) == [
         "role=encode: is no role of this version; there is +role=serve"
     ]
 
 
-@pytest.mark.parametrize("role", sorted(UNFINISHED_ROLES))
-def test_an_unfinished_role_is_refused(role: str) -> None:
-    assert faults_of(in_role(role)) == [
-        f"role={role}: is not finished in this version; there is +role=serve"
+@pytest.mark.usefixtures("unfinished_roles")
+def test_an_unfinished_role_is_refused() -> None:
+    assert faults_of(in_role("decode")) == [
+        "role=decode: is not finished in this version; there is +role=serve"
     ]
 
 
