@@ -127,6 +127,10 @@ class TransferEngine(Protocol):
         """
         ...
 
+    def check(self) -> None:
+        """Raise the error that has ended the engine; nothing while it works."""
+        ...
+
     def describe(self) -> dict[str, Any]:
         """What a peer must know to write to this engine: plain values that travel in a message."""
         ...

@@ -146,6 +146,7 @@ class KVTransferManager(ABC):
 
         Raises:
             TransferThreadError: a thread of this manager has died.
+            TransferEngineError: one of the engine has.
             ValueError: the ranks of the group do not hold the same requests.
         """
         self._check()
@@ -236,6 +237,7 @@ class KVTransferManager(ABC):
         self.on_event()
 
     def _check(self) -> None:
+        self.engine.check()
         if self._failure is not None:
             raise TransferThreadError(
                 f"a thread of the KV transfer has died: {self._failure!r}"

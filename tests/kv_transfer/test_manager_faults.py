@@ -12,6 +12,7 @@ from inferkit.core.transfer_messages import LeaseRenew, Status, TransferState, e
 from inferkit.kv_transfer.actions import Code
 from inferkit.kv_transfer.decode_record import DecodePhase
 from inferkit.kv_transfer.engines.in_process import Fabric, Post
+from inferkit.kv_transfer.engines.runs import TransferEngineError
 from inferkit.kv_transfer.identity import Peer
 from inferkit.kv_transfer.manager import TransferThreadError
 from inferkit.kv_transfer.prefill_record import PrefillPhase
@@ -460,6 +461,30 @@ def test_messages_that_mean_nothing_are_counted(site: Site) -> None:
     check_still_works(prefill, decode)
 
 
+def test_a_transfer_is_open_before_prefill_hears_of_it(site: Site) -> None:
+    prefill, decode = site.pair()
+    manager, order = decode.managers[0], []
+    open_transfer, post = manager.engine.open_transfer, manager.channel.post
+
+    def opening(transfer_id: int) -> None:
+        time.sleep(0.05)
+        open_transfer(transfer_id)
+        order.append("open")
+
+    def posting(address: str, frame: bytes) -> None:
+        order.append("post")
+        post(address, frame)
+
+    manager.engine.open_transfer, manager.channel.post = opening, posting
+    job = make_job(prefill, decode)
+    decode.generate(job)
+    pump([decode], lambda: job.key in decode.held)
+    assert order[:2] == ["open", "post"]
+    decode.call("cancel", job.key)
+    prefill.generate(job)
+    check_still_works(prefill, decode)
+
+
 # -- life of a manager -----------------------------------------------------------------------------
 
 
@@ -498,6 +523,16 @@ def test_a_thread_that_dies_is_seen_by_the_next_tick(site: Site, thread: str) ->
     with pytest.raises(TransferThreadError, match="a bug"):
         pump([prefill, decode], lambda: False)
     prefill.close()
+
+
+@pytest.mark.parametrize("engine", ["shared_memory", "tcp"])
+def test_an_engine_that_dies_is_seen_by_the_next_tick(site: Site, engine: str) -> None:
+    for instance in site.use(engine).pair():
+        manager = instance.managers[0]
+        manager.engine._fail(ZeroDivisionError("a bug"))
+        with pytest.raises(TransferEngineError, match="has stopped: ZeroDivisionError"):
+            instance.tick()
+        instance.close()
 
 
 def test_a_manager_closes_at_any_time(site: Site) -> None:

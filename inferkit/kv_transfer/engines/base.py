@@ -138,6 +138,10 @@ class BaseEngine(ABC):
             self.sizes = np.append(self.sizes, np.int64(len(view)))
             return Region(len(self.regions) - 1, len(view))
 
+    def check(self) -> None:
+        """Raises TransferEngineError once a thread of the engine has ended by an error."""
+        self._check_alive()
+
     def describe(self) -> dict[str, Any]:
         if not self.receives:
             raise TransferEngineError(
