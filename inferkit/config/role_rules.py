@@ -25,7 +25,7 @@ SCHEDULER: Final = "inferkit.scheduler.scheduler.Scheduler"
 PREFILL_SCHEDULER: Final = "inferkit.scheduler.prefill_disagg.PrefillDisaggScheduler"
 DECODE_SCHEDULER: Final = "inferkit.scheduler.decode_disagg.DecodeDisaggScheduler"
 
-UNFINISHED_ROLES = frozenset({"prefill", "decode", "router", "cluster"})
+UNFINISHED_ROLES: frozenset[str] = frozenset()
 """Roles that compose and are checked, but do not run from end to end yet."""
 
 TIMERS = frozenset(

@@ -12,8 +12,11 @@ is believed, so a wrong one is told where it can be corrected and not by request
 """
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Awaitable, Callable, Mapping
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
@@ -22,11 +25,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from inferkit.core.messages import DECODE_ERRORS
+from inferkit.core.protocols import Clock
 from inferkit.core.transfer_messages import Register
 from inferkit.kv_transfer.route import HEALTH_PATH, MAX_BODY_BYTES, REGISTER_PATH, ROUTE_PATH
 from inferkit.kv_transfer.signature import HttpSignatures
 from inferkit.online.bootstrap_table import MAX_QUERIED_ROOMS, BootstrapTable
 from inferkit.online.errors import BadRequest, ServiceError, TooLarge
+from inferkit.online.http_server import http_server
+from inferkit.online.instance import Instance
 
 REACH_TIMEOUT_S = 2.0
 
@@ -140,6 +146,26 @@ async def _reach(host: str, port: int) -> None:
             param="rank_ip",
         ) from error
     writer.close()
+
+
+@contextlib.asynccontextmanager
+async def bootstrap_server(
+    instance: Instance,
+    listener: socket.socket,
+    *,
+    register_interval_s: float,
+    secret: bytes,
+    clock: Clock = time.monotonic,
+) -> AsyncIterator[None]:
+    """Serves while the context is open, in the running event loop."""
+    table = BootstrapTable(
+        instance_id=instance.instance_id,
+        epoch=instance.epoch,
+        register_interval_s=register_interval_s,
+        clock=clock,
+    )
+    async with http_server(make_bootstrap_app(table, secret=secret), listener):
+        yield
 
 
 async def _body(request: Request) -> bytes:

@@ -3,24 +3,31 @@
 `run_workers` supervises in the main thread; HTTP and the dispatcher live in a second one.
 """
 
+import contextlib
 import logging
 import os
 import signal
 import socket
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from inferkit.config.provenance import record
-from inferkit.config.schema import InferenceConfig
+from inferkit.config.schema import DisaggMode, InferenceConfig
 from inferkit.core.errors import ConfigError, InferkitError, WorkerError
 from inferkit.core.place import LOOPBACK
 from inferkit.online.errors import GenerationFailed, ServiceError, Unavailable
-from inferkit.runtime.place import find_node
+from inferkit.runtime.instances import InstancePlace, find_instance
+from inferkit.runtime.secret import read_secret
 from inferkit.runtime.worker_group import run_workers
+
+if TYPE_CHECKING:
+    from inferkit.online.instance import ParentAddress
+    from inferkit.online.leg_role import LegRole
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +60,9 @@ class OnlineRunner:
             ConfigError, ModelLoadError: this configuration cannot serve here.
             WorkerError: a rank failed or died; requests that ran were told.
         """
+        place = find_instance(config)
+        if not place.is_leader:
+            return self._follow(config, place, run_dir)
         # Web framework, sockets and tokenizers are not needed to check a configuration.
         import zmq
 
@@ -60,20 +70,36 @@ class OnlineRunner:
         from inferkit.online.model_side import read_model
         from inferkit.online.server import ServerThread
 
-        node = find_node(config.parallel)
-        with listening(config.disagg.http_host or LOOPBACK, config.disagg.http_port) as listener:
+        disagg = config.disagg
+        host = place.node.local_ip
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(listening(disagg.http_host or host, disagg.http_port))
             model = read_model(config)
             config = model.config
-            url = url_of(listener)
+            url = url_of(listener, any_host=host)
             instance = Instance.draw(str(config.role))
             watch = _Watch(url=url, run_dir=run_dir, drain_limit_s=self.drain_limit_s)
+            bootstrap_url, beside = "", None
+            if disagg.mode is DisaggMode.prefill:
+                from inferkit.online.bootstrap_server import bootstrap_server
+
+                keys = ("disagg.prefill_ips", "disagg.bootstrap_port")
+                bootstrap = stack.enter_context(listening(host, disagg.bootstrap_port, keys=keys))
+                bootstrap_url = url_of(bootstrap)
+                beside = bootstrap_server(
+                    instance,
+                    bootstrap,
+                    register_interval_s=disagg.register_interval_s,
+                    secret=read_secret(disagg),
+                )
             watch.server = server = ServerThread(
                 instance=instance,
                 model=model.served,
                 tokenizer=model.tokenizer,
                 dp_size=config.parallel.attn_dp_size,
                 listener=listener,
-                zmq_port=config.disagg.zmq_port,
+                zmq_host=host if place.node.num_nodes > 1 else LOOPBACK,
+                zmq_port=disagg.zmq_port,
                 timeout_s=config.router.request_timeout_s,
                 watchdog_s=self.watchdog_s,
                 facts={
@@ -89,33 +115,24 @@ class OnlineRunner:
                 },
                 on_ready=watch.on_ready,
                 on_trouble=watch.end,
+                leg_role=_leg_role(config, url, bootstrap_url),
+                beside=beside,
             )
             try:
-                parent = server.start()
+                parent = replace(server.start(), bootstrap_url=bootstrap_url)
             except zmq.ZMQError as error:
-                port = config.disagg.zmq_port
+                port = disagg.zmq_port
                 raise ConfigError(
                     f"disagg.zmq_port={port} cannot be used ({error}): workers find their parent "
                     "there and at the next port; choose another, or 0 for free ones"
                 ) from error
-            record(
-                run_dir,
-                url=url,
-                zmq_urls=[parent.request_url, parent.output_url],
-                max_model_len=config.engine.max_model_len,
-                pid=os.getpid(),
-            )
+            urls = {"url": url, "zmq_urls": [parent.request_url, parent.output_url]}
+            if bootstrap_url:
+                urls["bootstrap_url"] = bootstrap_url
+            record(run_dir, **urls, max_model_len=config.engine.max_model_len, pid=os.getpid())
             watch.tell(f"inferkit: {config.model.name} at {url} (loading)")
-            level = logging.getLevelName(logging.getLogger().level)
             try:
-                with node.reserved_port(config.parallel) as port:
-                    places = node.places(config.parallel, master_port=port)
-                    run_workers(
-                        ENTRYPOINT,
-                        {p.rank: (p, config, run_dir, level, parent) for p in places},
-                        log_dir=run_dir / "workers",
-                        on_event=watch.on_event,
-                    )
+                _run_ranks(config, place, run_dir, parent, watch)
             except (InferkitError, SystemExit, KeyboardInterrupt) as error:
                 watch.is_over = True
                 failure = watch.failure(error)
@@ -129,6 +146,54 @@ class OnlineRunner:
             if not watch.is_draining:
                 raise WorkerError(f"the ranks have ended by themselves; see {run_dir}")
         return {}
+
+    def _follow(
+        self, config: InferenceConfig, place: InstancePlace, run_dir: Path
+    ) -> dict[str, Any]:
+        """Hold ranks of an instance that another node leads; ends with it."""
+        watch = _Watch(url=place.leader_ip, run_dir=run_dir, drain_limit_s=self.drain_limit_s)
+        watch.tell(
+            f"inferkit: node {place.node.node_rank} of instance {place.index}, led by "
+            f"{place.leader_ip}, which drains it too"
+        )
+        _run_ranks(config, place, run_dir, None, watch)
+        return {}
+
+
+def _run_ranks(
+    config: InferenceConfig,
+    place: InstancePlace,
+    run_dir: Path,
+    parent: "ParentAddress | None",
+    watch: "_Watch",
+) -> None:
+    level = logging.getLevelName(logging.getLogger().level)
+    with place.node.reserved_port(config.parallel) as port:
+        places = place.node.places(config.parallel, master_port=port)
+        run_workers(
+            ENTRYPOINT,
+            {p.rank: (p, config, run_dir, level, parent) for p in places},
+            log_dir=run_dir / "workers",
+            on_event=watch.on_event,
+        )
+
+
+def _leg_role(config: InferenceConfig, url: str, bootstrap_url: str) -> "LegRole | None":
+    """What a prefill or decode instance is to routers."""
+    from inferkit.online.facts import Side
+    from inferkit.online.leg_role import LegRole
+
+    disagg = config.disagg
+    if disagg.mode is DisaggMode.none:
+        return None
+    hosts = disagg.prefill_ips or [LOOPBACK]
+    return LegRole(
+        side=Side(disagg.mode),
+        url=url,
+        bootstrap_url=bootstrap_url,
+        bootstrap_urls=tuple(f"http://{host}:{disagg.bootstrap_port}" for host in hosts),
+        router_url=disagg.router_url,
+    )
 
 
 class _Watch:
@@ -197,7 +262,7 @@ class _Watch:
 
     def _on_signal(self, number: int, frame: Any) -> None:
         """The first one drains; a second one, or one before anything is served, ends at once."""
-        if self.is_draining or not self.server.is_ready:
+        if self.is_draining or self.server is None or not self.server.is_ready:
             self._before[number](number, frame)
             return
         self.is_draining = True
@@ -249,6 +314,9 @@ def listening(
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, *, any_host: str = LOOPBACK) -> str:
+    """By which others reach it; `any_host` stands for a socket that listens on every address."""
     host, port = listener.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = any_host
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -54,6 +54,7 @@ class ServerThread:
         tokenizer: Any,
         dp_size: int,
         listener: socket.socket,
+        zmq_host: str,
         zmq_port: int,
         timeout_s: float,
         watchdog_s: float,
@@ -69,6 +70,7 @@ class ServerThread:
         self.tokenizer = tokenizer
         self.dp_size = dp_size
         self.listener = listener
+        self.zmq_host = zmq_host
         self.zmq_port = zmq_port
         self.timeout_s = timeout_s
         self.watchdog_s = watchdog_s
@@ -141,6 +143,7 @@ class ServerThread:
             instance=self.instance,
             dp_size=self.dp_size,
             clock=time.monotonic,
+            host=self.zmq_host,
             port=self.zmq_port,
         )
         leg_role = self.leg_role

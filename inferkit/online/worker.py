@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from inferkit.parallel.comm_manager import leave_ranks
 from inferkit.runtime.assembly import Assembly, assemble
 from inferkit.runtime.hand_off import HandOffSide
 from inferkit.runtime.logs import log_to_file
+from inferkit.runtime.meeting import meeting
+from inferkit.runtime.place import common_facts
+from inferkit.runtime.rank_errors import error_event
 
 logger = logging.getLogger(__name__)
 
@@ -36,32 +40,60 @@ def online_worker(
     config: InferenceConfig,
     run_dir: Path,
     log_level: str,
-    parent: ParentAddress,
+    parent: ParentAddress | None,
     *,
     channel: Channel,
 ) -> None:
-    """Entrypoint of a rank's process; `channel` is a pipe to the parent."""
+    """Entrypoint of a rank's process; `channel` is a pipe to the process that has started it.
+
+    Args:
+        parent: where requests come from; None on a node that does not lead its instance.
+    """
     log_to_file(run_dir / f"rank{place.rank}.log", rank=place.rank, level=log_level)
     faulthandler.register(STACK_SIGNAL, all_threads=True)
     channel.send({"event": "process", "rank": place.rank, "pid": os.getpid()})
 
+    def run(place: RankPlace) -> None:
+        run_rank(place, config, run_dir, parent, channel=channel)
+
+    if place.local_world_size == place.world_size:
+        run(place)
+        return
+    with meeting(
+        place,
+        on_stuck=lambda error: channel.send(error_event(error)),
+        facts=common_facts(config),
+    ) as met:
+        run(met.place)
+        met.has_finished = True
+
+
+def run_rank(
+    place: RankPlace,
+    config: InferenceConfig,
+    run_dir: Path,
+    parent: ParentAddress | None,
+    *,
+    channel: Channel,
+) -> None:
+    """Build this rank's parts, then serve."""
+
     def stage(text: str) -> None:
-        if place.rank == 0:
+        if place.local_rank == 0:
             channel.send({"event": "stage", "text": text})
 
-    instance = parent.instance
-    side = HandOffSide(
-        peer=Peer(instance.instance_id, instance.epoch),
-        host=place.local_ip,
-        bootstrap_url=parent.bootstrap_url,
-    )
+    side = HandOffSide(host=place.local_ip)
+    if parent is not None:
+        peer = Peer(parent.instance.instance_id, parent.instance.epoch)
+        side = replace(side, peer=peer, bootstrap_url=parent.bootstrap_url)
     parts = assemble(
         config, clock=time.monotonic, place=place, side=side, run_dir=run_dir, stage=stage
     )
+    leading: ParentAddress = parts.comm.world.all_gather_objects(parent)[0]
     facts = _facts(parts) if place.rank == 0 else {}
     channel.send({"event": "ready", "rank": place.rank, "facts": facts})
     try:
-        serve(parts, parent)
+        serve(parts, leading)
     finally:
         parts.profiler.close()
         if parts.hand_off is not None:

@@ -2,16 +2,14 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from inferkit.config.build import build
-from inferkit.config.schema import DisaggConfig, DisaggMode, InferenceConfig
-from inferkit.core.errors import ConfigError
+from inferkit.config.schema import DisaggMode, InferenceConfig
 from inferkit.core.place import LOOPBACK, RankPlace
 from inferkit.core.protocols import Clock, TransferEngine
 from inferkit.core.transfer_messages import InstanceLayout, Register
@@ -29,6 +27,7 @@ from inferkit.kv_transfer.scout import Scout
 from inferkit.kv_transfer.timers import TransferTimers
 from inferkit.loader.source import ModelSource
 from inferkit.parallel.comm_manager import CommManager
+from inferkit.runtime.secret import read_secret
 
 PREFILL_CELLS_PER_THREAD = 4
 """Slots that a prefill rank can write at the same time."""
@@ -36,10 +35,10 @@ PREFILL_CELLS_PER_THREAD = 4
 
 @dataclass(frozen=True, kw_only=True)
 class HandOffSide:
-    """What a rank is told of its instance."""
+    """What a rank is told of its instance. Of a node that does not lead only `host` counts, the
+    others come from rank 0."""
 
-    peer: Peer
-    """Rank 0's counts for all ranks."""
+    peer: Peer = Peer("", 0)
     host: str = LOOPBACK
     """Address of this node under which other instances reach it."""
     bootstrap_url: str = ""
@@ -64,11 +63,12 @@ class HandOff:
         clock: Clock,
     ) -> None:
         self.config = config
-        self.side = side
+        first: HandOffSide = comm.world.all_gather_objects(side)[0]
+        self.side = replace(first, host=side.host)
         self.comm = comm
         self.source = source
         self.clock = clock
-        self.me: Peer = comm.world.all_gather_objects(side.peer)[0]
+        self.me = self.side.peer
         self.secret = read_secret(config.disagg)
         self.is_decode = config.disagg.mode is DisaggMode.decode
         self.engine: TransferEngine = build(
@@ -243,20 +243,3 @@ def engine_name(engine: TransferEngine) -> str:
     """What both sides must have in common: the class's own name, else that of the class."""
     name = getattr(engine, "name", None)
     return name if isinstance(name, str) else type(engine).__qualname__
-
-
-def read_secret(disagg: DisaggConfig) -> bytes:
-    """The shared secret of control messages; empty = there is none.
-
-    Raises:
-        ConfigError: the variable that should hold it is not set.
-    """
-    if disagg.secret_env is None:
-        return b""
-    secret = os.environ.get(disagg.secret_env, "")
-    if not secret:
-        raise ConfigError(
-            f"disagg.secret_env={disagg.secret_env}: the environment variable "
-            f"{disagg.secret_env} is not set; set it to the same secret on all nodes"
-        )
-    return secret.encode()

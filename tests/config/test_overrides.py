@@ -45,7 +45,10 @@ def fault_of(space: ConfigSpace, text: str) -> Fault:
         ),
         ("model@other=llama", "a group goes to its own place; write model=llama"),
         ("role=serve", "role has no default, so its options are added with one '+'"),
-        ("+role=decode", "there is no such option\noptions of role: serve"),
+        (
+            "+role=training",
+            "there is no such option\noptions of role: cluster, decode, prefill, router, serve",
+        ),
         # types
         ("scheduler.batch_size=abc", "must be an integer"),
         (

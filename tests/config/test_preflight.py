@@ -102,16 +102,16 @@ def test_a_value_that_only_the_user_knows_is_an_example(space: ConfigSpace) -> N
 
 
 def test_no_command_is_suggested_where_none_is_known(space: ConfigSpace) -> None:
-    verdict = run(space, "+role=prefill", "scheduler.bath_size=3")
+    verdict = run(space, "+role=training", "scheduler.bath_size=3")
 
     assert not verdict.is_good
     assert "this works" not in verdict.message
     assert verdict.message == (
         "inferkit: 2 faults in the configuration; nothing was started\n"
         "\n"
-        "  +role=prefill\n"
+        "  +role=training\n"
         "      there is no such option\n"
-        "      options of role: serve\n"
+        "      options of role: cluster, decode, prefill, router, serve\n"
         "\n"
         "  scheduler.bath_size=3\n"
         "      there is no such key; did you mean scheduler.batch_size?"
