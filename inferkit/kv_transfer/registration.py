@@ -6,8 +6,9 @@ import threading
 import httpx
 import msgspec
 
+from inferkit.core.errors import ConfigError
 from inferkit.core.transfer_messages import Register
-from inferkit.kv_transfer.route import REGISTER_PATH, refusal_text
+from inferkit.kv_transfer.route import REGISTER_PATH, refusal_text, url_fault
 from inferkit.kv_transfer.signature import HttpSignatures
 
 logger = logging.getLogger(__name__)
@@ -29,14 +30,17 @@ class RankRegistration:
         secret: shared by all instances; empty = nothing is signed (loopback only).
 
     Raises:
-        httpx.InvalidURL: `url` is none.
+        ConfigError: `url` is none.
     """
 
     def __init__(
         self, *, url: str, register: Register, interval_s: float = 5.0, secret: bytes = b""
     ) -> None:
         self.interval_s = interval_s
-        self._url = httpx.URL(url.rstrip("/") + REGISTER_PATH)
+        url = url.rstrip("/")
+        if fault := url_fault(url):
+            raise ConfigError(fault)
+        self._url = url + REGISTER_PATH
         self._rank = register.rank
         self._body = msgspec.json.encode(register)
         signatures = HttpSignatures(secret=secret)
@@ -86,7 +90,7 @@ class RankRegistration:
         """Why it failed; None = the server has taken it."""
         try:
             answer = client.put(self._url, content=self._body, headers=self._headers)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             return f"{type(error).__name__}: {error}"
         if answer.status_code != 200:
             return refusal_text(answer.status_code, answer.content)

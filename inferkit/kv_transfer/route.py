@@ -29,6 +29,7 @@ MAX_TEXT_LEN = 300
 EPOCHS = 2**64
 """JSON knows longer numbers; messages do not."""
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
+_URL = re.compile(r"http://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 _UNREACHABLE_HOSTS = {"0.0.0.0", "::"}
 
 
@@ -87,6 +88,15 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """One per cache tensor: those of a layer one after the other, then those of the next layer."""
     kv_cache_dtype: str = ""
     """Of all layers; several are joined by commas."""
+
+
+def url_fault(url: str) -> str:
+    """Why this is not the address of a bootstrap server; empty = it is one."""
+    found = _URL.fullmatch(url)
+    if found is None or not 1 <= int(found[2]) <= 65535:
+        text = ascii(url)[:MAX_TEXT_LEN]
+        return f"{text} is no address of a bootstrap server; expected is http://<host>:<port>"
+    return ""
 
 
 def dp_size(layout: InstanceLayout) -> int:

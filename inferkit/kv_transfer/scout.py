@@ -29,6 +29,7 @@ from inferkit.kv_transfer.route import (
     read_health,
     read_route,
     refusal_text,
+    url_fault,
 )
 from inferkit.kv_transfer.signature import HttpSignatures
 from inferkit.kv_transfer.watched_routes import WatchedRoutes
@@ -77,7 +78,7 @@ class Scout:
         probe_timeout_s: float = PROBE_TIMEOUT_S,
         secret: bytes = b"",
     ) -> None:
-        self.probe_timeout_s = min(probe_timeout_s, interval_s)
+        self.probe_timeout_s = probe_timeout_s
         self.routes = WatchedRoutes(
             heartbeat=Heartbeat(interval_s=interval_s, num_misses=misses, clock=clock),
             on_route=on_route,
@@ -201,6 +202,8 @@ class Scout:
         self, client: httpx.AsyncClient, url: str, path: str, read: Callable[[bytes], A]
     ) -> A | _Fault:
         """One question; whatever a stranger may answer ends as a fault."""
+        if fault := url_fault(url):
+            return _Fault("no_url", fault)
         headers = self._signatures.request_headers("GET", path)
         # Nothing is compressed: a small answer could become any amount of memory.
         headers["accept-encoding"] = "identity"

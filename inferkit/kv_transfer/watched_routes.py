@@ -85,9 +85,8 @@ class WatchedRoutes:
         is_waited_for = peer is not None and peer != self.known(url) and peer not in self._lost
         if is_waited_for or not self.is_settled(url):
             entry.delay_s = 0.0
-            if not entry.is_probed:
-                pause_s = entry.last_probe + QUICK_S - self.clock()
-                self.heartbeat.hasten(url, max(0.0, pause_s))
+            pause_s = entry.last_probe + QUICK_S - self.clock()
+            self.heartbeat.hasten(url, max(0.0, pause_s))
 
     def due(self) -> list[str]:
         """Servers to ask now; `answered`, `has_route`, `lacks_ranks` or `missed` follows."""

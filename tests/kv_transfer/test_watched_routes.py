@@ -179,6 +179,28 @@ def test_a_new_life_that_is_complete_already_is_asked_for_its_route() -> None:
     assert watched.news() == [("route", info()), ("lost", OLD), ("route", info(NEW))]
 
 
+def test_a_life_may_end_between_two_questions() -> None:
+    watched = Watched()
+    watched.find()
+    assert not watched.answer(health(ready=False))
+    assert watched.answer(health())
+    watched.routes.has_route(U, info(NEW))
+    assert watched.told == [("route", info()), ("lost", OLD), ("route", info(NEW))]
+
+
+def test_a_server_that_lacks_ranks_lives() -> None:
+    watched = Watched()
+    watched.find()
+    watched.answer(health(ready=False))
+    for _ in range(2):
+        watched.miss()
+    assert watched.answer(health())
+    watched.routes.lacks_ranks(U, "1 of 2")
+    for _ in range(2):
+        watched.miss()
+    assert watched.told == [("route", info())]
+
+
 def test_a_life_that_was_lost_is_not_lost_again_by_its_successor() -> None:
     watched = Watched()
     watched.find()

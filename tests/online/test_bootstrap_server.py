@@ -251,6 +251,7 @@ def test_the_address_of_a_rank_is_tried_before_it_is_believed() -> None:
                 assert answer.status_code == 200
                 with pytest.raises(BlockingIOError):  # once is enough
                     listener.accept()
+            async with asking(table(), tries_addresses=True) as client:
                 foreign = registration(epoch=9, rank_port=port)
                 answer = await client.put(REGISTER, content=msgspec.json.encode(foreign))
                 assert answer.status_code == 409
