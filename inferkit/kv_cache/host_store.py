@@ -81,16 +81,24 @@ class HostStore:
             raise KVCacheError(f"request {request_id} is in the host store already")
         if not self.has_room_for(block_ids):
             return False
-        held: dict[str, dict[int, int]] = {}
-        for key, ids in block_ids.items():
-            real = {position: block for position, block in enumerate(ids) if block != NULL_BLOCK}
-            held[key] = {position: self._free[key].pop() for position in real}
-            sources, targets = _index(real.values()), _index(held[key].values())
+        self._held[request_id] = {
+            key: {
+                position: self._free[key].pop()
+                for position, block in enumerate(ids)
+                if block != NULL_BLOCK
+            }
+            for key, ids in block_ids.items()
+        }
+        self._copy_out(request_id, block_ids)
+        return True
+
+    def _copy_out(self, request_id: int, block_ids: Mapping[str, Sequence[int]]) -> None:
+        for key, places in self._held[request_id].items():
+            sources = _index(block_ids[key][position] for position in places)
+            targets = _index(places.values())
             for cache, host in zip(self._caches[key], self._host[key], strict=True):
                 rows = cache.index_select(0, sources.to(cache.device))
                 host.index_copy_(0, targets, rows.cpu())
-        self._held[request_id] = held
-        return True
 
     def restore(self, request_id: int, block_ids: Mapping[str, Sequence[int]]) -> None:
         """Fill the new blocks of a request; what is kept here stays until `drop`.

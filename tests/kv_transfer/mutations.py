@@ -23,6 +23,19 @@ from inferkit.kv_transfer.prefill_links import PrefillLinks
 from inferkit.kv_transfer.prefill_record import PrefillLink, PrefillPhase, PrefillRecord, Step
 from inferkit.kv_transfer.prefill_records import PrefillRecords
 from inferkit.kv_transfer.status import KVStatus, Vote
+from inferkit.scheduler.decode_disagg import DecodeDisaggScheduler
+from inferkit.scheduler.prefill_disagg import PrefillDisaggScheduler
+from tests.kv_transfer.scheduler_mutants import (
+    DecodeFreesAtTheEnd,
+    DecodeTakesWhatNeverFits,
+    PrefillFreesAtTheEnd,
+    PrefillTakesWhatNeverFits,
+    RetractsTheLast,
+    StartsPartsOfPrompts,
+    TakesAnyBlock,
+    TakesBlocksEarly,
+    TakesPartsOfBlocks,
+)
 from tests.kv_transfer.schedules import SCHEDULES
 from tests.kv_transfer.world import World
 
@@ -375,10 +388,12 @@ class Mutation:
     decode: type[DecodeRecords] = DecodeRecords
     links: type[PrefillLinks] = PrefillLinks
     slots: type[MetadataSlots] = MetadataSlots
+    prefill_scheduler: type[PrefillDisaggScheduler] = PrefillDisaggScheduler
+    decode_scheduler: type[DecodeDisaggScheduler] = DecodeDisaggScheduler
     schedule: str = "any fault"
     writes: Mapping[str, bool] = field(default_factory=dict)
     """Changes of `Faults`."""
-    rules: Mapping[str, bool] = field(default_factory=dict)
+    rules: Mapping[str, Any] = field(default_factory=dict)
     """Changes of `Plan`."""
     is_quick: bool = False
     """A handful of schedules notice it."""
@@ -392,6 +407,8 @@ class Mutation:
             prefill_class=with_links(self.prefill, self.links),
             decode_class=self.decode,
             slots_class=self.slots,
+            prefill_scheduler=self.prefill_scheduler,
+            decode_scheduler=self.decode_scheduler,
         )
 
 
@@ -402,15 +419,35 @@ MUTATIONS: Sequence[Mutation] = [
         is_quick=True,
     ),
     Mutation(
-        "fence at lease end; time alone frees nothing", decode=FreesByTimeAlone, is_quick=True
+        "fence at lease end; time alone frees nothing",
+        decode=FreesByTimeAlone,
+        is_quick=True,
     ),
-    Mutation("fence also after a new prefill epoch is seen", decode=TakesNewEpochAsProof),
     Mutation(
-        "DrainAck from every link", decode=TakesOneDrainAck, schedule="failing links", is_quick=True
+        "fence also after a new prefill epoch is seen",
+        decode=TakesNewEpochAsProof,
+        is_quick=True,
     ),
-    Mutation("DrainAck only when own writes have ended", links=AcknowledgesAtOnce, is_quick=True),
-    Mutation("no DrainAck for a lost write", links=AcknowledgesLostWrites),
-    Mutation("nothing is posted after an abort", links=GoesOnPosting, schedule="slow ticks"),
+    Mutation(
+        "DrainAck from every link",
+        decode=TakesOneDrainAck,
+        schedule="failing links",
+        is_quick=True,
+    ),
+    Mutation(
+        "DrainAck only when own writes have ended",
+        links=AcknowledgesAtOnce,
+        is_quick=True,
+    ),
+    Mutation(
+        "no DrainAck for a lost write",
+        links=AcknowledgesLostWrites,
+    ),
+    Mutation(
+        "nothing is posted after an abort",
+        links=GoesOnPosting,
+        schedule="slow ticks",
+    ),
     Mutation(
         "an Abort of an unknown transfer leaves a tombstone",
         prefill=ForgetsUnknownAborts,
@@ -427,7 +464,10 @@ MUTATIONS: Sequence[Mutation] = [
         schedule="overtaken handshakes",
         is_quick=True,
     ),
-    Mutation("the floor waits for draining transfers", decode=FloorPassesDraining),
+    Mutation(
+        "the floor waits for draining transfers",
+        decode=FloorPassesDraining,
+    ),
     Mutation(
         "epoch checked in messages, on both sides",
         prefill=PrefillReadsAnyEpoch,
@@ -441,20 +481,44 @@ MUTATIONS: Sequence[Mutation] = [
         schedule="restarts",
         is_quick=True,
     ),
-    Mutation("engine contract: done = placed", writes=dict(is_done_when_sent=True), is_quick=True),
-    Mutation("Handshake joined by (room, attempt)", prefill=JoinsByRoom, schedule="late messages"),
+    Mutation(
+        "engine contract: done = placed",
+        writes=dict(is_done_when_sent=True),
+        is_quick=True,
+    ),
+    Mutation(
+        "Handshake joined by (room, attempt)",
+        prefill=JoinsByRoom,
+        schedule="late messages",
+    ),
     Mutation(
         "attempt never used twice",
         rules=dict(has_unique_attempts=False),
         schedule="room used again",
     ),
-    Mutation("prefill holds its source under writes", prefill=FreesUnderWrites, is_quick=True),
-    Mutation("MIN over the ranks of a group", rules=dict(has_min=False), is_quick=True),
-    Mutation("Status from every link", decode=TakesOneStatus),
     Mutation(
-        "Status only for its own transfer", decode=TakesStatusByRoom, schedule="failing links"
+        "prefill holds its source under writes",
+        prefill=FreesUnderWrites,
+        is_quick=True,
     ),
-    Mutation("all Handshakes before prefill computes", prefill=OneRankIsReady),
+    Mutation(
+        "MIN over the ranks of a group",
+        rules=dict(has_min=False),
+        is_quick=True,
+    ),
+    Mutation(
+        "Status from every link",
+        decode=TakesOneStatus,
+    ),
+    Mutation(
+        "Status only for its own transfer",
+        decode=TakesStatusByRoom,
+        schedule="failing links",
+    ),
+    Mutation(
+        "all Handshakes before prefill computes",
+        prefill=OneRankIsReady,
+    ),
     Mutation(
         "slot required (early engine)",
         decode=RunsWithoutSlot,
@@ -478,6 +542,7 @@ MUTATIONS: Sequence[Mutation] = [
         decode=TakesAnyCommitWord,
         slots=KeepsSlotContent,
         schedule="early engine",
+        is_quick=True,
     ),
     Mutation(
         "a Handshake is sent until a Status comes",
@@ -491,13 +556,19 @@ MUTATIONS: Sequence[Mutation] = [
         schedule="lost once",
         is_quick=True,
     ),
-    Mutation("first-token finish without slot", decode=WaitsForSlotOfFinished),
-    Mutation("Status(finished) when no chunk is in flight", links=FinishesUnderWrites),
+    Mutation(
+        "first-token finish without slot",
+        decode=WaitsForSlotOfFinished,
+        is_quick=True,
+    ),
+    Mutation(
+        "Status(finished) when no chunk is in flight",
+        links=FinishesUnderWrites,
+    ),
     Mutation(
         "a transfer that another's fence broke fails",
         decode=ForgetsBrokenTransfers,
         schedule="peer fences",
-        is_quick=True,
     ),
     Mutation(
         "a broken transfer is not drained by that",
@@ -505,19 +576,96 @@ MUTATIONS: Sequence[Mutation] = [
         schedule="peer fences",
         is_quick=True,
     ),
-    Mutation("copy complete before device blocks are freed", decode=FreesBeforeCopied),
-    Mutation("the lease ends at landing", decode=LeaseOutlivesLanding, is_quick=True),
-    Mutation("timer: transfer and lease", decode=NoTransferTimer, is_quick=True),
-    Mutation("timer: waiting for route and blocks", decode=NoWaitTimer),
-    Mutation("timer: fence", decode=NoFenceTimer, is_quick=True),
-    Mutation("timer: bootstrap", prefill=NoBootstrapTimer, is_quick=True),
-    Mutation("timer: decode silent, deadline of prefill", prefill=NoSilenceTimer),
-    Mutation("timer: stash", prefill=NoStashTimer),
+    Mutation(
+        "copy complete before device blocks are freed",
+        decode=FreesBeforeCopied,
+        schedule="short of blocks",
+        is_quick=True,
+    ),
+    Mutation(
+        "the lease ends at landing",
+        decode=LeaseOutlivesLanding,
+        is_quick=True,
+    ),
+    Mutation(
+        "timer: transfer and lease",
+        decode=NoTransferTimer,
+        is_quick=True,
+    ),
+    Mutation(
+        "timer: waiting for route and blocks",
+        decode=NoWaitTimer,
+    ),
+    Mutation(
+        "timer: fence",
+        decode=NoFenceTimer,
+        is_quick=True,
+    ),
+    Mutation(
+        "timer: bootstrap",
+        prefill=NoBootstrapTimer,
+        is_quick=True,
+    ),
+    Mutation(
+        "timer: decode silent, deadline of prefill",
+        prefill=NoSilenceTimer,
+    ),
+    Mutation(
+        "timer: stash",
+        prefill=NoStashTimer,
+    ),
     Mutation(
         "a room is active once",
         prefill=PrefillTakesAnyRoom,
         decode=DecodeTakesAnyRoom,
         schedule="two routers",
+        is_quick=True,
+    ),
+    Mutation(
+        "scheduler: decode blocks are freed by Release only",
+        decode_scheduler=DecodeFreesAtTheEnd,
+        is_quick=True,
+    ),
+    Mutation(
+        "scheduler: prefill blocks are freed by Release only",
+        prefill_scheduler=PrefillFreesAtTheEnd,
+        is_quick=True,
+    ),
+    Mutation(
+        "scheduler: prefill takes blocks only when all Handshakes are there",
+        prefill_scheduler=TakesBlocksEarly,
+        rules=dict(windows=(None,)),
+        schedule="short of blocks",
+        is_quick=True,
+    ),
+    Mutation(
+        "scheduler: a prompt begins only if all of it fits",
+        prefill_scheduler=StartsPartsOfPrompts,
+        schedule="short of blocks",
+    ),
+    Mutation(
+        "scheduler: decode takes the blocks of a whole prompt or none",
+        decode_scheduler=TakesPartsOfBlocks,
+        rules=dict(windows=(None,)),
+        schedule="short of blocks",
+        is_quick=True,
+    ),
+    Mutation(
+        "scheduler: what never fits is refused",
+        prefill_scheduler=PrefillTakesWhatNeverFits,
+        decode_scheduler=DecodeTakesWhatNeverFits,
+        is_quick=True,
+    ),
+    Mutation(
+        "scheduler: blocks are taken only if the eldest can still end",
+        decode_scheduler=TakesAnyBlock,
+        schedule="short of blocks",
+        is_quick=True,
+    ),
+    Mutation(
+        "scheduler: the last running request is never retracted",
+        decode_scheduler=RetractsTheLast,
+        schedule="short of blocks",
         is_quick=True,
     ),
 ]

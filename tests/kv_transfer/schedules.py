@@ -50,29 +50,37 @@ def random_plan(rng: Random) -> Plan:
 
 def _deployment(rng: Random) -> Plan:
     prefill_tp, decode_tp = rng.choice(TP_PAIRS)
+    batch_size = rng.choice([2, 8])
     plan = Plan(
         num_prefills=rng.choice([1, 1, 2]),
         num_decodes=rng.choice([1, 1, 2]),
         prefill_tp=prefill_tp,
         decode_tp=decode_tp,
         num_kv_heads=rng.choice([1, 2, 3, 4]),
-        num_blocks=rng.choice([2, 3, 5]),
+        windows=rng.choice([(None,), (None,), (None,), (None, 6)]),
+        prefill_blocks=rng.choice([4, 5, 9]),
+        decode_blocks=rng.choice([5, 6, 9]),
         num_slots=rng.choice([1, 2, 3]),
+        num_host_blocks=rng.choice([0, 2, 4, 9]),
+        batch_size=batch_size,
+        max_prefill_tokens=rng.choice([batch_size + 1, batch_size + 3, 64]),
+        num_reserved_decode_tokens=rng.choice([0, 0, 4, 64]),
         num_routers=rng.choice([1, 1, 1, 2]),
         jitter_s=rng.choice([0.0, 0.01, 0.2]),
-        retracts=rng.choice([0.0, 0.3]),
     )
     for idx in range(rng.randrange(1, 6)):
         ghost = Ghost(
             request=idx,
             attempt=0,
-            kv_len=rng.randrange(1, 9),
-            num_chunks=rng.choice([1, 1, 2, 3]),
+            kv_len=rng.choice([rng.randrange(1, 9), rng.randrange(1, 9), rng.randrange(9, 17)]),
+            max_tokens=rng.choice([1, 3, 3, 8, 12]),
             finishes=rng.random() < 0.12,
-            is_refused=rng.random() < 0.06,
-            never_fits=rng.random() < 0.06,
-            num_steps=rng.choice([1, 4, 20]),
         )
+        draw = rng.random()
+        if draw < 0.04:
+            ghost = replace(ghost, kv_len=4 * plan.prefill_blocks + 1)
+        elif draw < 0.08:
+            ghost = replace(ghost, max_tokens=4 * plan.decode_blocks + 2)
         room = rng.randrange(1, 4) if rng.random() < 0.15 else 100 + idx
         tries = rng.choice([0, 1, 2])
         plan.requests.append(ClientRequest(idx, room, DEADLINE_S, ghost, tries_left=tries))
@@ -91,7 +99,7 @@ def early_engine(rng: Random) -> Plan:
     plan.writes = Faults(is_early=True, delay_s=0.5)
     for idx, request in enumerate(plan.requests):
         request.room, request.tries_left = 100 + idx, 0
-        request.ghost = replace(request.ghost, is_refused=False, finishes=False, never_fits=False)
+        request.ghost = replace(request.ghost, kv_len=1 + idx % 9, max_tokens=3, finishes=False)
     return plan
 
 
@@ -100,7 +108,8 @@ def lost_once(rng: Random) -> Plan:
     without a retry."""
     plan = _deployment(rng)
     plan.is_calm, plan.loses_first, plan.num_routers = True, True, 1
-    plan.num_blocks, plan.num_slots = 8, 5
+    plan.prefill_blocks = plan.decode_blocks = 20
+    plan.num_slots = 5
     for request in plan.requests:
         request.tries_left = 0
     return plan
@@ -152,11 +161,12 @@ def overtaken_handshakes(rng: Random) -> Plan:
     plan = _deployment(rng)
     plan.num_prefills = plan.num_decodes = plan.num_routers = 1
     plan.late_handshakes, plan.http_late, plan.late_s, plan.doubles = 0.95, 0.5, 12.0, 0.3
-    plan.num_blocks, plan.num_slots = 8, 4
+    plan.prefill_blocks = plan.decode_blocks = 20
+    plan.num_slots = 4
     plan.writes = Faults(delay_s=0.3)
     for request in plan.requests:
         request.starts_at = 1.0 + rng.random()
-        request.ghost = replace(request.ghost, is_refused=False, never_fits=False)
+        request.ghost = replace(request.ghost, kv_len=8, max_tokens=5)
         if rng.random() < 0.3:
             plan.client_leaves.append((1.5 + rng.random() * 4, request.idx))
     return plan
@@ -169,9 +179,10 @@ def slow_ticks(rng: Random) -> Plan:
     plan.num_prefills = plan.num_decodes = plan.num_routers = 1
     plan.jitter_s = 1.0
     plan.writes = Faults(delay_s=0.05)
+    plan.batch_size, plan.max_prefill_tokens = 2, 4
     for request in plan.requests:
         request.tries_left = 1
-        request.ghost = replace(request.ghost, kv_len=8, num_chunks=4, is_refused=False)
+        request.ghost = replace(request.ghost, kv_len=16, max_tokens=3)
     for _ in range(6):
         plan.hiccups.append((2 + rng.random() * 15, "p0", "d0"))
     return plan
@@ -205,11 +216,45 @@ def restarts(rng: Random) -> Plan:
     return plan
 
 
+def short_of_blocks(rng: Random) -> Plan:
+    """More requests than there are blocks for, all at once: they wait, pass each other and are
+    retracted. In half of them nothing else goes wrong, so all must succeed."""
+    plan = _deployment(rng)
+    plan.num_prefills = plan.num_decodes = plan.num_routers = 1
+    plan.is_calm = rng.random() < 0.5
+    plan.prefill_blocks, plan.num_slots = rng.choice([4, 5, 9]), rng.choice([2, 6, 6])
+    plan.decode_blocks = rng.choice([6, 7, 9, 11])
+    plan.num_host_blocks = rng.choice([0, 2, 4, 6, 11])
+    plan.batch_size = rng.choice([3, 8, 8])
+    plan.max_prefill_tokens = plan.batch_size + rng.choice([1, 8])
+    plan.num_reserved_decode_tokens = rng.choice([0, 0, 4])
+    plan.writes = Faults(delay_s=rng.choice([0.02, 0.3]))
+    plan.requests.clear()
+    for idx in range(rng.randrange(4, 10)):
+        ghost = Ghost(
+            request=idx,
+            attempt=0,
+            kv_len=rng.choice([rng.randrange(1, 8), rng.randrange(1, 8), rng.randrange(8, 17)]),
+            max_tokens=rng.randrange(2, 17),
+            finishes=rng.random() < 0.1,
+        )
+        starts_at = 1.0 + rng.random() * rng.choice([0.05, 2.0])
+        request = ClientRequest(idx, 100 + idx, DEADLINE_S, ghost, tries_left=0)
+        request.starts_at = starts_at
+        plan.requests.append(request)
+        if not plan.is_calm and rng.random() < 0.5:
+            plan.client_leaves.append((1.0 + rng.random() * 4, idx))
+    if not plan.is_calm and rng.random() < 0.5:
+        plan.crashes.append((2.0 + rng.random(), "p0", 0.3, None))
+    return plan
+
+
 def peer_fences(rng: Random) -> Plan:
     """A fence cuts off a whole prefill instance, and with it other transfers."""
     plan = random_plan(rng)
     plan.is_calm = False
-    plan.num_blocks, plan.num_slots = 8, 4
+    plan.prefill_blocks = plan.decode_blocks = 20
+    plan.num_slots = 4
     plan.writes = Faults(
         delay_s=0.3, late=0.5, late_s=10.0, fails=0.1, is_lost=0.2, has_peer_fence=True, fence_s=1.0
     )
@@ -228,4 +273,5 @@ SCHEDULES: Mapping[str, Callable[[Random], Plan]] = {
     "failing links": failing_links,
     "restarts": restarts,
     "peer fences": peer_fences,
+    "short of blocks": short_of_blocks,
 }

@@ -1,50 +1,56 @@
 """A simulated decode rank and its memory."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from inferkit.core.transfer_messages import TargetMemory
-from inferkit.kv_transfer.actions import (
-    Action,
-    Code,
-    Fence,
-    Finished,
-    Landed,
-    Release,
-    Retracted,
-)
+from inferkit.kv_cache.host_store import HostStore
+from inferkit.kv_transfer.actions import Action, BlockIds, Fence, Finished, Landed
 from inferkit.kv_transfer.decode_record import DecodePhase
 from inferkit.kv_transfer.directory import PrefillDirectory
-from inferkit.kv_transfer.identity import Peer, TransferKey
+from inferkit.kv_transfer.identity import Peer, PinnedPair, TransferKey
 from inferkit.kv_transfer.metadata_slot import SLOT_BYTES, MetadataSlots
 from inferkit.kv_transfer.rank_mapping import PrefillServerInfo
+from inferkit.scheduler.decode_disagg import DecodeDisaggScheduler
 from tests.kv_transfer.sim_engine import Cell
 from tests.kv_transfer.sim_nodes import Node
-from tests.kv_transfer.sim_requests import KEY, Generate, Ghost, Violation
+from tests.kv_transfer.sim_requests import Violation
 
 if TYPE_CHECKING:
     from tests.kv_transfer.sim_instance import Instance
     from tests.kv_transfer.world import World
 
 
+class LateStore(HostStore):
+    """Copies a while after it was asked to, as a device does; reads memory as it is then."""
+
+    def __init__(self, node: "DecodeNode", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.node = node
+
+    def _copy_out(self, request_id: int, block_ids: Mapping[str, Sequence[int]]) -> None:
+        node = self.node
+        held = self._held[request_id]
+
+        def copy() -> None:
+            if node.is_up and self._held.get(request_id) is held:
+                HostStore._copy_out(self, request_id, block_ids)
+                node.records.on_copied(node.keys[request_id])
+
+        node.world.loop.after(node.world.rng.random(), copy)
+
+
 class DecodeNode(Node):
+    scheduler: DecodeDisaggScheduler
+
     def __init__(self, world: "World", instance: "Instance", rank: int) -> None:
-        super().__init__(world, instance, rank)
-        self.cells: dict[tuple[int, int], Ghost] = {}
-        """(block, prefill rank) -> whose KV it holds."""
+        self.lanes = {sender: lane for lane, sender in enumerate(world.senders(rank))}
+        super().__init__(world, instance, rank, num_lanes=len(self.lanes))
         self.slot_memory = bytearray(SLOT_BYTES * instance.num_slots)
         self.fenced: set[int] = set()
         self.directory = PrefillDirectory(
             layout=world.layout(world.plan.decode_tp), tp_rank=rank, decode_id=instance.name
         )
-        self.running: dict[TransferKey, int] = {}
-        """Request -> steps that are left."""
-        self.landed: set[TransferKey] = set()
-        self.retracted: dict[TransferKey, int] = {}
-        """The same of requests without device blocks."""
-        self.copied: set[TransferKey] = set()
-        """Retracted requests whose copy is complete on every rank."""
-        self.host: dict[TransferKey, dict[tuple[int, int], Ghost]] = {}
-        """Host areas that are held, with what was copied there: (order of block, rank)."""
         world.engine.targets[instance.name, rank] = self
         self.records = world.decode_class(
             me=self.me,
@@ -58,11 +64,24 @@ class DecodeNode(Node):
             clock=world.loop.clock,
             timers=world.timers,
         )
+        plan = self.world.plan
+        tensors = self.model.tensors()
+        pool_bytes = sum(tensor[1:].nbytes for (tensor,) in tensors.values())
+        num_bytes = -(-pool_bytes * plan.num_host_blocks // instance.num_blocks)
+        self.host_store = LateStore(self, caches=tensors, num_bytes=num_bytes or 1)
+        self.scheduler = world.decode_scheduler(
+            transfer=DecodeTransfer(self),
+            host_store=self.host_store,
+            num_reserved_decode_tokens=plan.num_reserved_decode_tokens,
+            **self.scheduler_parts(),
+        )
 
     @property
     def slots(self) -> MetadataSlots:
         slots: MetadataSlots = self.records.slots
         return slots
+
+    # -- what this rank hears of prefill -------------------------------------------------------
 
     def learn(self, name: str, epoch: int) -> None:
         layout = self.world.layout(self.world.plan.prefill_tp)
@@ -70,15 +89,17 @@ class DecodeNode(Node):
         info = PrefillServerInfo(peer=Peer(name, epoch), layout=layout, addresses=addresses)
         replaced, _ = self.directory.learn(info)
         if replaced is not None:
-            self.carry_out(self.records.on_peer_gone(replaced))
+            self.local(self.records.on_peer_gone(replaced))
 
     def lose(self, peer: Peer) -> None:
         self.directory.lose(peer)
-        self.carry_out(self.records.on_peer_gone(peer))
+        self.local(self.records.on_peer_gone(peer))
 
     def find(self, peer: Peer) -> None:
         self.directory.find(peer)
         self.records.on_peer_back(peer)
+
+    # -- memory --------------------------------------------------------------------------------
 
     def on_broken(self, transfer_id: int) -> None:
         self.records.on_broken(transfer_id)
@@ -89,40 +110,13 @@ class DecodeNode(Node):
             start = cell.slot * SLOT_BYTES + cell.offset
             self.slot_memory[start : start + len(cell.data)] = cell.data
         else:
-            self.cells[cell.block, cell.write.writer.rank] = cell.write.ghost
-
-    def on_generate(self, event: Generate) -> None:
-        if event.ghost.never_fits:
-            self.common_log.append((event.key, Code.REFUSED))
-            if self.rank == 0:
-                self.instance.answer(event.key, Code.REFUSED)
-            return
-        self.carry_out(
-            self.records.accept(
-                event.key,
-                event.pair,
-                kv_len=event.ghost.kv_len,
-                seed=event.ghost.request,
-                remaining_ms=event.remaining_ms,
-            )
-        )
+            writer, key = cell.write.writer, cell.manager_key
+            lane = self.lanes[writer.rank]
+            memory = self.model.memory[key]
+            memory[cell.block, :, 0, lane] = writer.model.memory[key][cell.source, :, 0, 0]
 
     def on_action(self, action: Action) -> None:
-        if isinstance(action, Landed):
-            self._check_landed(action)
-            self.common_log.append((action.key, "landed"))
-            self.landed.add(action.key)
-            self.running[action.key] = self.ghosts[action.key].num_steps
-            if self.rank == 0:
-                self.instance.stream(action.key)
-        elif isinstance(action, Finished):
-            self.common_log.append((action.key, "finished"))
-            if action.status.first_token != self.ghosts[action.key].first_token:
-                raise Violation(f"{action.key} ends with a token of another request")
-        elif isinstance(action, Retracted):
-            self.common_log.append((action.key, "retracted"))
-            self.copied.add(action.key)
-        elif isinstance(action, Fence):
+        if isinstance(action, Fence):
             self._fence(action)
 
     def _fence(self, action: Fence) -> None:
@@ -141,78 +135,87 @@ class DecodeNode(Node):
             lambda: self.records.on_fenced(action.transfer_id),
         )
 
-    def _check_landed(self, action: Landed) -> None:
-        ghost = self.ghosts[action.key]
-        self.check_content(action.key, "runs")
-        tokens = (action.slot.first_token, action.status.first_token)
-        if tokens != (ghost.first_token, ghost.first_token):
-            raise Violation(f"{action.key} runs with a first token that is not its own")
+    # -- properties ----------------------------------------------------------------------------
 
-    def check_content(self, key: TransferKey, what: str) -> None:
-        for block in self.pool.held[key]:
-            for rank in self.world.senders(self.rank):
-                if self.cells.get((block, rank)) != self.ghosts[key]:
-                    raise Violation(
-                        f"{key} {what} on KV of {self.cells.get((block, rank))} in block {block} "
-                        f"from prefill rank {rank}"
-                    )
-
-    def on_release(self, action: Release) -> None:
-        if action.blocks:
-            self.running.pop(action.key, None)
-        if action.host_area:
-            if action.key not in self.host:
-                raise Violation(f"{action.key} gives back a host area that it does not hold")
-            del self.host[action.key]
-            self.retracted.pop(action.key, None)
-            self.copied.discard(action.key)
-
-    def schedule(self, draw: float) -> None:
-        self._retract(draw)
-        for key in list(self.retracted):
-            ghost = self.ghosts[key]
-            if key in self.copied and len(self.pool.free) >= ghost.num_blocks:
-                self._resume(key, ghost)
-        for key in list(self.running):
-            self.running[key] -= 1
-            if self.running[key] < 0:
-                self.carry_out(self.records.complete(key))
-        for key in self.records.admissible():
-            num_blocks = self.ghosts[key].num_blocks
-            if len(self.pool.free) >= num_blocks and self.slots.num_free:
-                blocks = self.pool.take(key, num_blocks)
-                self.common_log.append((key, "admitted", blocks))
-                self.carry_out(self.records.admit(key, {KEY: blocks}))
-
-    def _retract(self, draw: float) -> None:
-        may_retract = len(self.running) > 1 and len(self.host) < self.instance.num_host_areas
-        if not may_retract or draw >= self.world.plan.retracts:
+    def look_at(self, action: Action) -> None:
+        if not isinstance(action, Landed | Finished):
             return
-        key = list(self.running)[-1]
-        self.retracted[key] = self.running.pop(key)
-        self.host[key] = {}
-        self.common_log.append((key, "retract"))
+        ghost = self.ghosts[action.key]
+        tokens = {action.status.first_token}
+        if isinstance(action, Landed):
+            tokens.add(action.slot.first_token)
+            self.model.check(self.last_ids[action.key], ghost.prompt, ghost.kv_len)
+        if tokens != {ghost.answer[0]}:
+            raise Violation(f"{action.key} starts with a first token that is not its own")
+
+    def check(self) -> None:
+        super().check()
+        self.host_store.check_integrity()
+
+    def lock_step(self) -> tuple[Any, ...]:
+        return *super().lock_step(), self.slots._free
+
+    def leftovers(self) -> str:
+        if self.slots.num_free != self.slots.num_slots or self.host_store.num_requests:
+            return "holds slots or host areas"
+        return super().leftovers()
+
+
+class DecodeTransfer:
+    """What a scheduler sees of a node, as a manager shows it."""
+
+    def __init__(self, node: DecodeNode) -> None:
+        self.node = node
+        self.records = node.records
+
+    @property
+    def num_free_slots(self) -> int:
+        return self.node.slots.num_free
+
+    def accept(
+        self,
+        key: TransferKey,
+        pair: PinnedPair,
+        *,
+        bootstrap_url: str,
+        kv_len: int,
+        seed: int,
+        remaining_ms: int,
+    ) -> Sequence[Action]:
+        return self.node.carry_out(
+            self.records.accept(key, pair, kv_len=kv_len, seed=seed, remaining_ms=remaining_ms)
+        )
+
+    def admissible(self) -> Sequence[TransferKey]:
+        keys: list[TransferKey] = self.records.admissible()
+        return keys
+
+    def admit(self, key: TransferKey, block_ids: BlockIds) -> Sequence[Action]:
+        self.node.common_log.append(("admit", key))
+        return self.node.carry_out(self.records.admit(key, block_ids))
+
+    def cancel(self, key: TransferKey) -> Sequence[Action]:
+        return self.node.carry_out(self.records.cancel(key))
+
+    def complete(self, key: TransferKey) -> Sequence[Action]:
+        return self.node.carry_out(self.records.complete(key))
+
+    def retract(self, key: TransferKey) -> None:
+        node, scheduler = self.node, self.node.scheduler
+        node.common_log.append(("retract", key))
+        node.world.num_retracted += 1
+        victim = scheduler.request(node.last_ids[key])
+        others = [*scheduler.running_requests.values(), *scheduler.retracted_queue.values()]
+        if all(scheduler._age(other) >= scheduler._age(victim) for other in others):
+            raise Violation(f"{key} is retracted, and no older request goes on for it")
         self.records.retract(key)
-        blocks = self.pool.held[key]
 
-        def copied() -> None:
-            if self.is_up and key in self.host:
-                self.host[key] = {
-                    (order, rank): self.cells[block, rank]
-                    for order, block in enumerate(blocks)
-                    for rank in self.world.senders(self.rank)
-                    if (block, rank) in self.cells
-                }
-                self.records.on_copied(key)
+    def on_copied(self, key: TransferKey) -> None:
+        """The store tells it when it has copied."""
 
-        self.world.loop.after(self.world.rng.random(), copied)
+    def resume(self, key: TransferKey) -> Sequence[Action]:
+        self.node.common_log.append(("resume", key))
+        return self.node.carry_out(self.records.resume(key))
 
-    def _resume(self, key: TransferKey, ghost: Ghost) -> None:
-        for order, block in enumerate(self.pool.take(key, ghost.num_blocks)):
-            for rank in self.world.senders(self.rank):
-                self.cells[block, rank] = self.host[key].get((order, rank), ghost)
-                if (order, rank) not in self.host[key]:
-                    del self.cells[block, rank]
-        self.check_content(key, "resumes")
-        self.running[key] = self.retracted[key]
-        self.carry_out(self.records.resume(key))
+    def tick(self) -> Sequence[Action]:
+        return self.node.carry_out(self.records.decide(self.node.minimum))

@@ -40,6 +40,8 @@ class Cell:
     """One block of KV, or a piece of a slot, on its way."""
 
     write: "Write"
+    manager_key: str = ""
+    source: int = 0
     block: int = 0
     slot: int = 0
     offset: int = 0
@@ -48,6 +50,9 @@ class Cell:
     @property
     def is_slot(self) -> bool:
         return bool(self.data)
+
+    def place(self) -> tuple[str, int, int]:
+        return self.manager_key, self.block, self.offset
 
 
 @dataclass(eq=False)
@@ -62,7 +67,6 @@ class Write:
     """Decode instance and rank: an address, not a life."""
     target_epoch: int
     transfer_id: int
-    source_blocks: tuple[int, ...]
     cells: dict[Cell, None] = field(default_factory=dict)
     """On their way, in order: a schedule is the same in every process."""
     state: WriteState = WriteState.RUNNING
@@ -100,7 +104,9 @@ class SimEngine:
             self._end_later(write, WriteState.LOST, faults.delay_s, drops=rng.random() < 0.3)
         is_late = rng.random() < faults.late
         longest = faults.late_s if is_late else faults.delay_s
-        for cell in sorted(write.cells, key=lambda cell: (cell.block, cell.offset)):
+        for cell in sorted(
+            write.cells, key=lambda cell: (cell.manager_key, cell.block, cell.offset)
+        ):
             at_s = rng.random() * longest
             if faults.is_early:
                 link = (id(write.writer), write.target)

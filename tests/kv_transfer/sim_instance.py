@@ -3,6 +3,7 @@ events from the leader, votes, MIN over all ranks, decisions, one scheduling ste
 own time within the tick.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from inferkit.kv_transfer.actions import Code
@@ -26,7 +27,6 @@ class Instance:
         *,
         num_blocks: int,
         num_slots: int = 0,
-        num_host_areas: int = 1,
     ) -> None:
         self.world = world
         self.name = name
@@ -34,13 +34,16 @@ class Instance:
         self.num_ranks = num_ranks
         self.num_blocks = num_blocks
         self.num_slots = num_slots
-        self.num_host_areas = num_host_areas
         self.epoch = 0
         self.nodes: list[Node] = []
         self.inbox: list[Generate | Cancel] = []
         self.legs: dict[TransferKey, Any] = {}
         """Open HTTP connections, to whoever waits for the answer."""
         self.streamed: set[TransferKey] = set()
+
+    @property
+    def is_decode(self) -> bool:
+        return self.num_slots > 0
 
     @property
     def is_up(self) -> bool:
@@ -67,14 +70,14 @@ class Instance:
         if rank is None:
             legs, self.legs = self.legs, {}
             for key, leg in legs.items():
-                leg(key, Code.UNAVAILABLE)
+                leg(key, Code.UNAVAILABLE, [])
 
     # -- HTTP ----------------------------------------------------------------------------------
 
     def post(self, event: Generate, leg: Any) -> None:
-        """A Generate arrives; `leg(key, code)` takes the answer."""
+        """A Generate arrives; `leg(key, code, token_ids)` takes the answer, piece by piece."""
         if not self.is_up:
-            leg(event.key, Code.UNAVAILABLE)
+            leg(event.key, Code.UNAVAILABLE, [])
             return
         self.legs[event.key] = leg
         self.inbox.append(event)
@@ -85,16 +88,16 @@ class Instance:
             self.inbox.append(Cancel(key))
 
     def answer(self, key: TransferKey, code: Code) -> None:
-        if key in self.streamed and code not in (Code.OK, Code.CANCELLED):
+        if self.is_decode and key in self.streamed and code not in (Code.OK, Code.CANCELLED):
             raise Violation(f"{key} streams already and is ended with {code}")
         leg = self.legs.pop(key, None)
         if leg is not None:
-            leg(key, code)
+            leg(key, code, [])
 
-    def stream(self, key: TransferKey) -> None:
+    def stream(self, key: TransferKey, token_ids: Sequence[int]) -> None:
         self.streamed.add(key)
         if key in self.legs:
-            self.legs[key](key, None)
+            self.legs[key](key, None, token_ids)
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -105,7 +108,6 @@ class Instance:
         if self.epoch != epoch or not self.is_up:
             return
         events, self.inbox = self.inbox, []
-        draw = self.world.rng.random()
         nodes, votes = self.nodes, {}
         jitter_s = self.world.plan.jitter_s
 
@@ -126,8 +128,7 @@ class Instance:
         def decide(node: Node, minimum: list[int]) -> None:
             if not node.is_up:
                 return
-            node.carry_out(node.records.decide(minimum))
-            node.schedule(draw)
+            node.tick(minimum)
             del votes[node.rank]
             if not votes:
                 self._check_lock_step()
@@ -137,9 +138,9 @@ class Instance:
             self.world.loop.after(self.world.rng.random() * jitter_s, lambda node=node: vote(node))
 
     def _check_lock_step(self) -> None:
-        first = self.nodes[0]
-        for node in self.nodes[1:]:
-            if node.common_log != first.common_log or node.pool.held != first.pool.held:
+        if len(self.nodes) > 1 and any(node.common_log for node in self.nodes):
+            first = self.nodes[0].lock_step()
+            if any(node.lock_step() != first for node in self.nodes[1:]):
                 raise Violation(f"ranks of {self.name} are not in lock step")
+        for node in self.nodes:
             node.common_log.clear()
-        first.common_log.clear()

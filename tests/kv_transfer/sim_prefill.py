@@ -1,20 +1,22 @@
 """A simulated prefill rank."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from inferkit.core.protocols import WriteState
 from inferkit.kv_transfer.actions import (
     Action,
+    BlockIds,
     CancelWrites,
     FirstToken,
     PostBlocks,
     PostSlot,
-    Ready,
 )
-from inferkit.kv_transfer.identity import TransferKey
+from inferkit.kv_transfer.identity import Peer, PinnedPair, TransferKey
+from inferkit.kv_transfer.transfer_plan import block_range
 from tests.kv_transfer.sim_engine import Cell, Write
 from tests.kv_transfer.sim_nodes import Node
-from tests.kv_transfer.sim_requests import BLOCK_SIZE, KEY, Generate
+from tests.kv_transfer.sim_requests import BLOCK_SIZE, Violation
 
 if TYPE_CHECKING:
     from tests.kv_transfer.sim_instance import Instance
@@ -23,26 +25,19 @@ if TYPE_CHECKING:
 
 class PrefillNode(Node):
     def __init__(self, world: "World", instance: "Instance", rank: int) -> None:
-        super().__init__(world, instance, rank)
-        self.ready: list[TransferKey] = []
-        self.computing: dict[TransferKey, list[int]] = {}
+        super().__init__(world, instance, rank, num_lanes=1)
         self.writes: dict[int, Write] = {}
+        self.sources: dict[tuple[TransferKey, int], BlockIds] = {}
+        """(request, end of a chunk) -> blocks as the scheduler told them."""
         self.records = world.prefill_class(
             me=self.me, rank=rank, clock=world.loop.clock, timers=world.timers
         )
-
-    def on_generate(self, event: Generate) -> None:
-        if event.ghost.is_refused:
-            actions = self.records.refuse(event.key, event.pair.decode, "too long")
-        else:
-            actions = self.records.accept(event.key, event.pair, remaining_ms=event.remaining_ms)
-        self.carry_out(actions)
+        self.scheduler = world.prefill_scheduler(
+            transfer=PrefillTransfer(self), **self.scheduler_parts()
+        )
 
     def on_action(self, action: Action) -> None:
-        if isinstance(action, Ready):
-            self.common_log.append((action.key, "ready"))
-            self.ready.append(action.key)
-        elif isinstance(action, PostBlocks):
+        if isinstance(action, PostBlocks):
             self._post(action, self._block_cells(action))
         elif isinstance(action, PostSlot):
             cell = {"slot": action.handshake.slot, "offset": action.offset, "data": action.data}
@@ -53,14 +48,20 @@ class PrefillNode(Node):
                     self.world.engine.cancel(self.writes[write_id])
 
     def _block_cells(self, action: PostBlocks) -> list[dict[str, Any]]:
-        first = action.first_token // BLOCK_SIZE
-        end = action.end_token // BLOCK_SIZE
-        if action.is_last:
-            end = -(-action.end_token // BLOCK_SIZE)
         if not self.world.moves_kv(self.rank, action.handshake.decode_rank):
             return []
-        blocks = action.handshake.block_ids[KEY][first:end]
-        return [{"block": block} for block in blocks]
+        first, end = block_range(
+            action.first_token, action.end_token, BLOCK_SIZE, is_last=action.is_last
+        )
+        cells = []
+        for key, sources in self.sources[action.key, action.end_token].items():
+            targets = action.handshake.block_ids[key]
+            for source, target in zip(sources[first:end], targets[first:end], strict=True):
+                if target and not source:
+                    raise Violation(f"{action.key}: decode wants a block that prefill has freed")
+                if target:
+                    cells.append({"manager_key": key, "source": source, "block": target})
+        return cells
 
     def _post(self, action: PostBlocks | PostSlot, cells: list[dict[str, Any]]) -> None:
         handshake = action.handshake
@@ -72,7 +73,6 @@ class PrefillNode(Node):
             target=(handshake.instance_id, handshake.decode_rank),
             target_epoch=handshake.memory.engine["epoch"],
             transfer_id=handshake.transfer_id,
-            source_blocks=self.pool.held.get(action.key, ()),
         )
         write.cells = {Cell(write, **cell): None for cell in cells}
         self.writes[action.write_id] = write
@@ -81,30 +81,47 @@ class PrefillNode(Node):
     def on_write_ended(self, write_id: int, state: WriteState) -> None:
         if self.is_up:
             del self.writes[write_id]
-            self.carry_out(self.records.on_write_ended(write_id, state, "simulated"))
+            self.local(self.records.on_write_ended(write_id, state, "simulated"))
 
-    def schedule(self, draw: float) -> None:
-        records = self.records.records
-        self.ready = [key for key in self.ready if key in records]
-        for key in list(self.ready):
-            ghost = self.ghosts[key]
-            if len(self.pool.free) >= ghost.num_blocks:
-                self.ready.remove(key)
-                self.pool.take(key, ghost.num_blocks)
-                self.records.begin(key)
-                size = -(-ghost.kv_len // ghost.num_chunks)
-                ends = [*range(size, ghost.kv_len, size), ghost.kv_len]
-                self.computing[key] = ends
-        for key, ends in list(self.computing.items()):
-            if not self.records.is_sending(key):
-                del self.computing[key]
-                continue
-            end, ghost = ends.pop(0), self.ghosts[key]
-            if ends:
-                self.carry_out(self.records.send_chunk(key, end))
-                continue
-            del self.computing[key]
-            first_token = FirstToken(ghost.first_token, ghost.kv_len, seed=ghost.request)
-            is_end = ghost.finishes
-            hand_over = self.records.finish if is_end else self.records.complete
-            self.carry_out(hand_over(key, first_token))
+    def leftovers(self) -> str:
+        records = self.records
+        if records.books.num_stashed or records.links.writes or records._ended:
+            return "holds stray Handshakes or writes"
+        return super().leftovers()
+
+
+class PrefillTransfer:
+    """What a scheduler sees of a node, as a manager shows it."""
+
+    def __init__(self, node: PrefillNode) -> None:
+        self.node = node
+        self.records = node.records
+
+    def accept(self, key: TransferKey, pair: PinnedPair, *, remaining_ms: int) -> Sequence[Action]:
+        return self.node.carry_out(self.records.accept(key, pair, remaining_ms=remaining_ms))
+
+    def refuse(self, key: TransferKey, decode: Peer, reason: str) -> Sequence[Action]:
+        return self.node.carry_out(self.records.refuse(key, decode, reason))
+
+    def begin(self, key: TransferKey) -> None:
+        self.node.common_log.append(("begin", key))
+        self.records.begin(key)
+
+    def send_chunk(self, key: TransferKey, end_token: int, block_ids: BlockIds) -> Sequence[Action]:
+        self.node.sources[key, end_token] = block_ids
+        return self.node.carry_out(self.records.send_chunk(key, end_token))
+
+    def complete(
+        self, key: TransferKey, first_token: FirstToken, block_ids: BlockIds
+    ) -> Sequence[Action]:
+        self.node.sources[key, first_token.kv_len] = block_ids
+        return self.node.carry_out(self.records.complete(key, first_token))
+
+    def finish(self, key: TransferKey, first_token: FirstToken) -> Sequence[Action]:
+        return self.node.carry_out(self.records.finish(key, first_token))
+
+    def cancel(self, key: TransferKey) -> Sequence[Action]:
+        return self.node.carry_out(self.records.cancel(key))
+
+    def tick(self) -> Sequence[Action]:
+        return self.node.carry_out(self.records.decide(self.node.minimum))

@@ -1,45 +1,71 @@
-"""What requests really are, and the blocks of one rank."""
+"""What requests really are: their prompts, and the only answers that are right."""
 
 import zlib
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from inferkit.kv_transfer.identity import PinnedPair, TransferKey
 
-KEY = "full_attention"
 BLOCK_SIZE = 4
+EOS = 2
+ENDS_AT_ONCE = 3
+"""A prompt that ends with this token is answered with EOS alone."""
+MAX_KV_LEN = 63
+MAX_ATTEMPT = 63
 
 
 class Violation(AssertionError):
     """A property of protocol.md section 7 does not hold."""
 
 
+def predict(token_ids: Sequence[int]) -> int:
+    """What the simulated model says after these tokens: any change of them changes it."""
+    if token_ids[-1] == ENDS_AT_ONCE:
+        return EOS
+    return zlib.crc32(array("q", token_ids).tobytes()) % 50_000 + 1_000
+
+
 @dataclass(frozen=True, repr=False)
 class Ghost:
-    """What a request really is; the protocol never sees it."""
+    """What an attempt of a request really is.
+
+    Prompts of two attempts of one request differ, so that bytes, and answers, show whose they are.
+    """
 
     request: int
     attempt: int
     kv_len: int
-    num_chunks: int = 1
+    max_tokens: int = 3
     finishes: bool = False
     """The first token ends it."""
-    is_refused: bool = False
-    """Prefill answers 400."""
-    never_fits: bool = False
-    """Decode answers 400."""
-    num_steps: int = 2
-    """Decode steps until it is complete."""
 
     def __repr__(self) -> str:
         return f"request {self.request}, attempt {self.attempt}"
 
-    @property
-    def num_blocks(self) -> int:
-        return -(-self.kv_len // BLOCK_SIZE)
+    @cached_property
+    def prompt(self) -> list[int]:
+        assert self.kv_len <= MAX_KV_LEN and self.attempt <= MAX_ATTEMPT
+        first = 100_000 + (self.request * (MAX_ATTEMPT + 1) + self.attempt) * (MAX_KV_LEN + 1)
+        token_ids = list(range(first, first + self.kv_len))
+        if self.finishes:
+            token_ids[-1] = ENDS_AT_ONCE
+        return token_ids
 
-    @property
-    def first_token(self) -> int:
-        return zlib.crc32(repr((self.request, self.kv_len)).encode()) % 50_000
+    @cached_property
+    def answer(self) -> list[int]:
+        token_ids = list(self.prompt)
+        while len(token_ids) < self.kv_len + self.max_tokens:
+            token_ids.append(predict(token_ids))
+            if token_ids[-1] == EOS:
+                break
+        return token_ids[self.kv_len :]
+
+    def num_blocks(self, *, is_decode: bool) -> int:
+        """That it needs on one side at most."""
+        num_tokens = self.kv_len + (self.max_tokens - 1 if is_decode else 0)
+        return -(-num_tokens // BLOCK_SIZE)
 
 
 @dataclass(frozen=True)
@@ -55,31 +81,3 @@ class Generate:
 @dataclass(frozen=True)
 class Cancel:
     key: TransferKey
-
-
-@dataclass
-class Pool:
-    """Blocks 1..size of one rank."""
-
-    size: int
-    free: list[int] = field(default_factory=list)
-    held: dict[TransferKey, tuple[int, ...]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.free = list(range(1, self.size + 1))
-
-    def take(self, key: TransferKey, num: int) -> tuple[int, ...]:
-        assert key not in self.held, f"{key} takes blocks twice"
-        self.held[key] = tuple(self.free[:num])
-        del self.free[:num]
-        return self.held[key]
-
-    def give_back(self, key: TransferKey) -> None:
-        if key not in self.held:
-            raise Violation(f"{key} gives back blocks that it does not hold")
-        self.free += self.held.pop(key)
-
-    def check(self) -> None:
-        held = [block for blocks in self.held.values() for block in blocks]
-        if sorted(held + self.free) != list(range(1, self.size + 1)):
-            raise Violation(f"pool: held {held} and free {self.free} are not 1..{self.size}")

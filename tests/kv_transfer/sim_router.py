@@ -1,6 +1,7 @@
 """A router as the protocol describes it: attempts, legs, retries before the first byte."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from inferkit.kv_transfer.actions import Code
@@ -27,6 +28,8 @@ class ClientRequest:
     num_attempts: int = 0
     pair: tuple[Instance, Instance] | None = None
     byte_of: TransferKey | None = None
+    token_ids: list[int] = field(default_factory=list)
+    """What the client has got."""
     router: "Router | None" = None
     outcome: str = ""
     history: list[str] = field(default_factory=list)
@@ -40,6 +43,8 @@ class Router:
         self.is_lost = False
         self.active: dict[TransferKey, ClientRequest] = {}
         self.rooms: dict[int, ClientRequest] = {}
+        self.arrives: dict[object, float] = {}
+        """When the last piece of a connection arrives."""
 
     def start(self, request: ClientRequest) -> None:
         if request.outcome or self.is_lost:
@@ -81,12 +86,8 @@ class Router:
         request.attempt, request.pair = key, (prefill, decode)
         self.active[key] = request
         left_s = request.started_s + request.deadline_s - world.loop.now_s
-        ghost = Ghost(
-            **{
-                **{name: getattr(request.ghost, name) for name in Ghost.__dataclass_fields__},
-                "attempt": request.num_attempts,
-            }
-        )
+        ghost = replace(request.ghost, attempt=request.num_attempts)
+        request.ghost = ghost
         event = Generate(
             key,
             PinnedPair(world.known_peer(prefill), world.known_peer(decode)),
@@ -101,31 +102,42 @@ class Router:
         """A leg is posted; a cancel never overtakes it, for it closes the same connection."""
         if self.world.is_silent or self.is_lost:
             return
-        instance.post(event, lambda key, code: self._reply(instance, key, code))
+        instance.post(event, lambda *answer: self._reply(instance, *answer))
         if self.active.get(event.key) is None and self.world.plan.cancels_legs:
             # The close comes behind the request, at its own pace.
             delay_s = self.world.http_delay()
             self.world.loop.after(delay_s, lambda: self._close(instance, event.key))
 
-    def _reply(self, instance: Instance, key: TransferKey, code: Code | None) -> None:
+    def _reply(
+        self, instance: Instance, key: TransferKey, code: Code | None, token_ids: Sequence[int]
+    ) -> None:
         if self.world.is_silent or self.is_lost:
             return
-        delay_s = self.world.rng.random() * 0.02
-        self.world.loop.after(delay_s, lambda: self._on_answer(instance, key, code))
+        # One connection: what is sent first arrives first.
+        link = (instance.name, key)
+        at_s = self.world.loop.now_s + self.world.rng.random() * 0.02
+        at_s = self.arrives[link] = max(at_s, self.arrives.get(link, 0.0) + 1e-9)
+        self.world.loop.after(
+            at_s - self.world.loop.now_s,
+            lambda: self._on_answer(instance, key, code, token_ids),
+        )
 
-    def _on_answer(self, instance: Instance, key: TransferKey, code: Code | None) -> None:
-        """None = a first token from decode."""
+    def _on_answer(
+        self, instance: Instance, key: TransferKey, code: Code | None, token_ids: Sequence[int]
+    ) -> None:
+        """None = the leg goes on; the client is given what decode says."""
         request = self.active.get(key)
         if request is None or self.is_lost or request.pair is None:
             return
-        request.history.append(f"{instance.name}: {code}")
         is_decode = instance is request.pair[1]
         if code is None:
-            if request.byte_of not in (None, key):
-                raise Violation(f"request {request.idx} gets tokens of two attempts")
-            request.byte_of = key
-        elif code is Code.OK:
+            self._check_tokens(request, key, token_ids, is_decode=is_decode)
+            return
+        request.history.append(f"{instance.name}: {code}")
+        if code is Code.OK:
             if is_decode:
+                if request.token_ids != request.ghost.answer:
+                    raise Violation(f"{request.ghost} ends after {request.token_ids}")
                 self._finish(request, "ok")
         elif code is Code.REFUSED:
             self._finish(request, "400")
@@ -135,6 +147,22 @@ class Router:
             request.tries_left -= 1
             self._cancel(request)
             self._dispatch(request)
+
+    @staticmethod
+    def _check_tokens(
+        request: ClientRequest, key: TransferKey, token_ids: Sequence[int], *, is_decode: bool
+    ) -> None:
+        answer = request.ghost.answer
+        if not is_decode:
+            if list(token_ids) != answer[:1]:
+                raise Violation(f"prefill says {token_ids} to {request.ghost}")
+            return
+        if request.byte_of not in (None, key):
+            raise Violation(f"request {request.idx} gets tokens of two attempts")
+        request.byte_of = key
+        request.token_ids += token_ids
+        if request.token_ids != answer[: len(request.token_ids)]:
+            raise Violation(f"{request.ghost} gets {request.token_ids}, which is not its text")
 
     def _cancel(self, request: ClientRequest) -> None:
         assert request.attempt is not None and request.pair is not None

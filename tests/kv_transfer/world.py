@@ -22,13 +22,15 @@ from inferkit.kv_transfer.prefill_record import PrefillPhase
 from inferkit.kv_transfer.prefill_records import PrefillRecords
 from inferkit.kv_transfer.rank_mapping import TargetRankMapping
 from inferkit.kv_transfer.timers import TransferTimers
+from inferkit.scheduler.decode_disagg import DecodeDisaggScheduler
+from inferkit.scheduler.prefill_disagg import PrefillDisaggScheduler
 from tests.kv_transfer.loop import Loop
 from tests.kv_transfer.sim_decode import DecodeNode
 from tests.kv_transfer.sim_engine import Cell, Faults, SimEngine, Write
 from tests.kv_transfer.sim_instance import Instance
 from tests.kv_transfer.sim_nodes import Node
 from tests.kv_transfer.sim_prefill import PrefillNode
-from tests.kv_transfer.sim_requests import BLOCK_SIZE, KEY, Ghost, Violation
+from tests.kv_transfer.sim_requests import BLOCK_SIZE, Ghost, Violation
 from tests.kv_transfer.sim_router import ClientRequest, Router
 
 TIMERS = TransferTimers(
@@ -55,8 +57,16 @@ class Plan:
     prefill_tp: int = 1
     decode_tp: int = 1
     num_kv_heads: int = 4
-    num_blocks: int = 3
+    windows: tuple[int | None, ...] = (None,)
+    """Of each layer; None = full attention."""
+    prefill_blocks: int = 5
+    decode_blocks: int = 7
     num_slots: int = 2
+    num_host_blocks: int = 2
+    """Of a decode rank, for retracted requests."""
+    batch_size: int = 8
+    max_prefill_tokens: int = 64
+    num_reserved_decode_tokens: int = 0
     requests: list[ClientRequest] = field(default_factory=list)
     num_routers: int = 1
     jitter_s: float = 0.01
@@ -80,7 +90,6 @@ class Plan:
     """(time, prefill, decode): decode thinks for a while that prefill is gone."""
     client_leaves: list[tuple[float, int]] = field(default_factory=list)
     router_lost_at: float | None = None
-    retracts: float = 0.0
     is_calm: bool = False
     """No fault at all: every request ends as expected."""
     # Rules that live outside the record tables, for mutations.
@@ -98,11 +107,16 @@ class World:
         prefill_class: type[PrefillRecords] = PrefillRecords,
         decode_class: type[DecodeRecords] = DecodeRecords,
         slots_class: type[MetadataSlots] = MetadataSlots,
+        prefill_scheduler: type[PrefillDisaggScheduler] = PrefillDisaggScheduler,
+        decode_scheduler: type[DecodeDisaggScheduler] = DecodeDisaggScheduler,
     ) -> None:
         self.plan = plan
         self.prefill_class = prefill_class
         self.decode_class = decode_class
         self.slots_class = slots_class
+        self.prefill_scheduler = prefill_scheduler
+        self.decode_scheduler = decode_scheduler
+        self.num_retracted = 0
         self.rng = Random(seed)
         self.loop = Loop()
         self.timers = TIMERS
@@ -122,7 +136,7 @@ class World:
         self._known: dict[str, int] = {}
         """Instance -> epoch that routers know."""
         self.prefills = [
-            Instance(self, f"p{i}", PrefillNode, plan.prefill_tp, num_blocks=plan.num_blocks)
+            Instance(self, f"p{i}", PrefillNode, plan.prefill_tp, num_blocks=plan.prefill_blocks)
             for i in range(plan.num_prefills)
         ]
         self.decodes = [
@@ -131,7 +145,7 @@ class World:
                 f"d{i}",
                 DecodeNode,
                 plan.decode_tp,
-                num_blocks=plan.num_blocks,
+                num_blocks=plan.decode_blocks,
                 num_slots=plan.num_slots,
             )
             for i in range(plan.num_decodes)
@@ -150,8 +164,8 @@ class World:
     def layout(self, tp_size: int) -> InstanceLayout:
         layer = LayerLayout(
             layer_idx=0,
-            kind=KEY,
-            manager_key=KEY,
+            kind="full_attention",
+            manager_key="full_attention",
             num_kv_heads=self.plan.num_kv_heads,
             dims=(2, 2),
             dtype="float32",
@@ -334,9 +348,7 @@ class World:
 
     def _check_outcomes(self) -> None:
         for request in self.plan.requests:
-            wanted = {"ok"}
-            if request.ghost.is_refused or request.ghost.never_fits:
-                wanted = {"400"}
+            wanted = {"400"} if self._never_fits(request.ghost) else {"ok"}
             if sum(other.room == request.room for other in self.plan.requests) > 1:
                 wanted.add("409")
             if request.outcome not in wanted:
@@ -344,6 +356,13 @@ class World:
                     f"without a fault request {request.idx} ends {request.outcome or 'never'}, "
                     f"expected {wanted}: {request.history}"
                 )
+
+    def _never_fits(self, ghost: Ghost) -> bool:
+        """The whole of it, on either side."""
+        return (
+            ghost.num_blocks(is_decode=False) > self.plan.prefill_blocks
+            or ghost.num_blocks(is_decode=True) > self.plan.decode_blocks
+        )
 
     def _fall_silent(self) -> None:
         self.is_silent = True
@@ -354,19 +373,12 @@ class World:
                 if instance.is_up:
                     self._check_quiet(node)
 
-    def _check_quiet(self, node: Node) -> None:
-        records = node.records
-        where = f"{node.me.instance_id}/{node.rank}"
-        if records.records:
-            phases = {key: record.phase for key, record in records.records.items()}
-            raise Violation(f"{where} still holds {phases} after a long silence")
-        if node.pool.held:
-            raise Violation(f"{where} still holds blocks of {list(node.pool.held)}")
-        if isinstance(node, DecodeNode):
-            if node.slots.num_free != node.instance.num_slots or node.host:
-                raise Violation(f"{where} still holds slots or host areas")
-        elif records.books.num_stashed or records.links.writes or records._ended:
-            raise Violation(f"{where} still holds stray Handshakes or writes")
+    @staticmethod
+    def _check_quiet(node: Node) -> None:
+        leftovers = node.leftovers()
+        if leftovers:
+            where = f"{node.me.instance_id}/{node.rank}"
+            raise Violation(f"{where} still {leftovers} after a long silence")
 
     def _recover(self) -> None:
         """Afterwards every pair serves a request again."""
@@ -411,7 +423,6 @@ class World:
         if self.loop.num_events % 16 == 0:
             for instance in self.instances.values():
                 for node in instance.nodes:
-                    node.pool.check()
                     self._check_rooms(node)
 
     @staticmethod
@@ -437,15 +448,23 @@ class World:
         )
         if not is_open:
             raise Violation(f"a write of {write.ghost} may land after its transfer is over")
-        held = (record.slot,) if cell.is_slot else node.pool.held.get(write.key, ())
-        if (cell.slot if cell.is_slot else cell.block) not in held:
+        is_own = (
+            cell.slot == record.slot
+            if cell.is_slot
+            else node.holds(write.key, cell.manager_key, cell.block)
+        )
+        if not is_own:
             raise Violation(f"a write of {write.ghost} may land in memory that is not its own")
 
     @staticmethod
     def _check_source(write: Write) -> None:
         """Source blocks are held while a write of the living process reads them."""
         node = write.writer
-        if node.is_up and write.cells:
-            held = node.pool.held.get(write.key, ())
-            if held != write.source_blocks or node.ghosts[write.key] != write.ghost:
+        if not node.is_up or not write.cells:
+            return
+        is_own = node.ghosts[write.key] == write.ghost
+        for cell in write.cells:
+            if not is_own or not (
+                cell.is_slot or node.holds(write.key, cell.manager_key, cell.source)
+            ):
                 raise Violation(f"source blocks of {write.ghost} are free under a running write")
