@@ -180,6 +180,9 @@ def ending_with_launcher(
             if os.getppid() != PARENT:
                 text = "torchrun was killed, and its ranks end with it"
                 logger.error(text)
+                if place.local_rank != 0:
+                    # Else the one that speaks would only see that this one has ended.
+                    has_finished.wait(2 * LAUNCHER_POLL_INTERVAL_S)
                 with contextlib.suppress(OSError, ValueError):
                     if place.local_rank == 0:
                         os.write(sys.stderr.fileno(), f"inferkit: {text}\n".encode())
