@@ -6,8 +6,6 @@ heals. Bytes are not looked into; with a secret each frame carries an HMAC-SHA25
 """
 
 import contextlib
-import hashlib
-import hmac
 import ipaddress
 import logging
 import math
@@ -21,10 +19,10 @@ from dataclasses import dataclass
 import zmq
 
 from inferkit.core.errors import ConfigError
+from inferkit.kv_transfer.signature import FrameSeal
 
 logger = logging.getLogger(__name__)
 
-MAC_BYTES = hashlib.sha256().digest_size
 MAX_FRAME_BYTES = 16 << 20
 """A Handshake of a million tokens has some 100 KB."""
 MAX_QUEUED = 4096
@@ -66,7 +64,7 @@ class ControlChannel:
                 "set disagg.secret_env to a variable that holds the same secret on all hosts"
             )
         self.host = host
-        self.secret = secret
+        self.seal = FrameSeal(secret)
         self.port = 0
         self.num_dropped: Counter[str] = Counter()
         """Frames that went nowhere, by cause."""
@@ -166,7 +164,7 @@ class ControlChannel:
             if socket is None:
                 continue
             try:
-                socket.send(self._sealed(frame), zmq.NOBLOCK)
+                socket.send(self.seal.seal(frame), zmq.NOBLOCK)
             except zmq.Again:
                 self.drop("peer_queue_full")
 
@@ -220,23 +218,14 @@ class ControlChannel:
         _, peer = self._peers.popitem(last=False)
         peer.socket.close()
 
-    def _sealed(self, frame: bytes) -> bytes:
-        return self._mac(frame) + frame if self.secret else frame
-
     def _opened(self, parts: list[bytes]) -> bytes | None:
-        frame = b"".join(parts)
         if len(parts) != 1:
             self.drop("malformed")
-        elif not self.secret:
-            return frame
-        elif hmac.compare_digest(frame[:MAC_BYTES], self._mac(frame[MAC_BYTES:])):
-            return frame[MAC_BYTES:]
-        else:
+            return None
+        frame = self.seal.open(parts[0])
+        if frame is None:
             self.drop("not_authentic")
-        return None
-
-    def _mac(self, frame: bytes) -> bytes:
-        return hmac.digest(self.secret, frame, "sha256")
+        return frame
 
 
 def is_loopback(host: str) -> bool:

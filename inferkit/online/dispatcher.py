@@ -27,6 +27,7 @@ from inferkit.core.messages import (
 )
 from inferkit.core.place import LOOPBACK
 from inferkit.core.protocols import Clock
+from inferkit.kv_transfer.signature import FrameSeal
 from inferkit.online.errors import GenerationFailed, RoomInUse, ServiceError, Unavailable
 from inferkit.online.instance import Attempts, Instance, ParentAddress, socket_identity
 from inferkit.online.request_table import Key
@@ -105,6 +106,7 @@ class DPDispatcher:
         host: address that workers reach this process by.
         port: of the sockets, this and the next one (0 = free ones are chosen).
         request_url, output_url: other places for the sockets than two ports of the host.
+        secret: shared with workers; empty = frames are not authenticated.
         context: of ZMQ; None = one of its own.
     """
 
@@ -118,6 +120,7 @@ class DPDispatcher:
         port: int = 0,
         request_url: str = "",
         output_url: str = "",
+        secret: bytes = b"",
         context: zmq.asyncio.Context | None = None,
     ) -> None:
         self.instance = instance
@@ -125,11 +128,13 @@ class DPDispatcher:
         self.request_url = request_url or f"tcp://{host}:{port}"
         self.output_url = output_url or f"tcp://{host}:{port + 1 if port else 0}"
         self.attempts = Attempts()
+        self.seal = FrameSeal(secret)
         self.failure: ServiceError | None = None
         """Why no request can be served any more."""
         self.changed = asyncio.Event()
         """Set whenever a rank becomes ready or the dispatcher fails."""
         self.num_late_outputs = 0
+        self.num_not_authentic = 0
         self._ranks = [_Rank(dp_rank=dp_rank) for dp_rank in range(dp_size)]
         self._streams: dict[Key, OutputStream] = {}
         self._identities = {socket_identity(instance, rank): rank for rank in range(dp_size)}
@@ -297,7 +302,10 @@ class DPDispatcher:
 
     def dropped(self) -> Mapping[str, int]:
         """Cause -> messages that were not for this instance."""
-        return {**self._reader.num_dropped, "late": self.num_late_outputs}
+        dropped = {**self._reader.num_dropped, "late": self.num_late_outputs}
+        if self.num_not_authentic:
+            dropped["not_authentic"] = self.num_not_authentic
+        return dropped
 
     def _stats_of(self, rank: _Rank) -> dict[str, Any]:
         state = rank.state
@@ -318,7 +326,7 @@ class DPDispatcher:
             dp_rank, message = await self._outgoing.get()
             identity = socket_identity(self.instance, dp_rank)
             try:
-                await router.send_multipart([identity, encode(message)])
+                await router.send_multipart([identity, self.seal.seal(encode(message))])
             except zmq.ZMQError as error:
                 if error.errno != errno.EHOSTUNREACH:
                     raise
@@ -333,7 +341,7 @@ class DPDispatcher:
             identity, *frames = await router.recv_multipart()
             dp_rank = self._identities.get(bytes(identity))
             for frame in frames:
-                message = self._reader.read(frame)
+                message = self._read(frame)
                 # The address that a rank announces must be its own.
                 if isinstance(message, WorkerReady) and message.dp_rank == dp_rank:
                     rank = self._ranks[dp_rank]
@@ -343,12 +351,19 @@ class DPDispatcher:
     async def _receive_outputs(self, pull: zmq.asyncio.Socket) -> None:
         while True:
             for frame in await pull.recv_multipart():
-                message = self._reader.read(frame)
+                message = self._read(frame)
                 if isinstance(message, Output):
                     self._deliver(message)
                 elif isinstance(message, LoopState) and message.dp_rank < len(self._ranks):
                     rank = self._ranks[message.dp_rank]
                     rank.state, rank.last_sign_s = message, self.clock()
+
+    def _read(self, sealed: bytes) -> FromWorker | None:
+        frame = self.seal.open(sealed)
+        if frame is None:
+            self.num_not_authentic += 1
+            return None
+        return self._reader.read(frame)
 
     def _deliver(self, output: Output) -> None:
         stream = self._streams.get(output.key)

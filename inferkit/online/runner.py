@@ -72,6 +72,7 @@ class OnlineRunner:
 
         disagg = config.disagg
         host = place.node.local_ip
+        secret = read_secret(disagg)
         with contextlib.ExitStack() as stack:
             listener = stack.enter_context(listening(disagg.http_host or host, disagg.http_port))
             model = read_model(config)
@@ -90,7 +91,7 @@ class OnlineRunner:
                     instance,
                     bootstrap,
                     register_interval_s=disagg.register_interval_s,
-                    secret=read_secret(disagg),
+                    secret=secret,
                 )
             watch.server = server = ServerThread(
                 instance=instance,
@@ -100,6 +101,7 @@ class OnlineRunner:
                 listener=listener,
                 zmq_host=host if place.node.num_nodes > 1 else LOOPBACK,
                 zmq_port=disagg.zmq_port,
+                secret=secret,
                 timeout_s=config.router.request_timeout_s,
                 watchdog_s=self.watchdog_s,
                 facts={
@@ -115,7 +117,7 @@ class OnlineRunner:
                 },
                 on_ready=watch.on_ready,
                 on_trouble=watch.end,
-                leg_role=_leg_role(config, url, bootstrap_url),
+                leg_role=_leg_role(config, url, bootstrap_url, secret),
                 beside=beside,
             )
             try:
@@ -178,7 +180,9 @@ def _run_ranks(
         )
 
 
-def _leg_role(config: InferenceConfig, url: str, bootstrap_url: str) -> "LegRole | None":
+def _leg_role(
+    config: InferenceConfig, url: str, bootstrap_url: str, secret: bytes
+) -> "LegRole | None":
     """What a prefill or decode instance is to routers."""
     from inferkit.online.facts import Side
     from inferkit.online.leg_role import LegRole
@@ -193,6 +197,7 @@ def _leg_role(config: InferenceConfig, url: str, bootstrap_url: str) -> "LegRole
         bootstrap_url=bootstrap_url,
         bootstrap_urls=tuple(f"http://{host}:{disagg.bootstrap_port}" for host in hosts),
         router_url=disagg.router_url,
+        secret=secret,
     )
 
 

@@ -56,6 +56,7 @@ class ServerThread:
         listener: socket.socket,
         zmq_host: str,
         zmq_port: int,
+        secret: bytes,
         timeout_s: float,
         watchdog_s: float,
         facts: Mapping[str, Any],
@@ -72,6 +73,7 @@ class ServerThread:
         self.listener = listener
         self.zmq_host = zmq_host
         self.zmq_port = zmq_port
+        self.secret = secret
         self.timeout_s = timeout_s
         self.watchdog_s = watchdog_s
         self.facts = facts
@@ -145,6 +147,7 @@ class ServerThread:
             clock=time.monotonic,
             host=self.zmq_host,
             port=self.zmq_port,
+            secret=self.secret,
         )
         leg_role = self.leg_role
         service = GenerationService(

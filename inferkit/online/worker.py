@@ -28,6 +28,7 @@ from inferkit.runtime.logs import log_to_file
 from inferkit.runtime.meeting import meeting
 from inferkit.runtime.place import common_facts
 from inferkit.runtime.rank_errors import error_event
+from inferkit.runtime.secret import read_secret
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ def run_rank(
     facts = _facts(parts) if place.rank == 0 else {}
     channel.send({"event": "ready", "rank": place.rank, "facts": facts})
     try:
-        serve(parts, leading)
+        serve(parts, leading, read_secret(config.disagg))
     finally:
         parts.profiler.close()
         if parts.hand_off is not None:
@@ -101,8 +102,8 @@ def run_rank(
     leave_ranks()
 
 
-def serve(parts: Assembly, parent: ParentAddress) -> None:
-    """Loop until the parent says stop."""
+def serve(parts: Assembly, parent: ParentAddress, secret: bytes = b"") -> None:
+    """Loop until the parent says stop; `secret` is shared with it."""
     comm, instance = parts.comm, parent.instance
     group = comm.group("tp_cpu_group") if comm.layout.attn_tp_size > 1 else None
     dp_group = comm.group("dp_group") if comm.joins_dp_ranks else None
@@ -111,7 +112,7 @@ def serve(parts: Assembly, parent: ParentAddress) -> None:
         outbox: Outbox = NoOutbox()
         link = sender = None
         if comm.is_dp_leader:
-            link = WorkerLink(context=context, parent=parent, dp_rank=comm.dp_rank)
+            link = WorkerLink(context=context, parent=parent, dp_rank=comm.dp_rank, secret=secret)
             link.connect()
             sender = outbox = OutputSender(
                 instance=instance, dp_rank=comm.dp_rank, link=link, clock=time.monotonic

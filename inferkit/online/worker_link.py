@@ -2,6 +2,7 @@
 
 import zmq
 
+from inferkit.kv_transfer.signature import FrameSeal
 from inferkit.online.instance import ParentAddress, socket_identity
 
 UNLIMITED = 0
@@ -15,14 +16,21 @@ class WorkerLink:
 
     Args:
         context: of this process; closed by its owner.
+        secret: shared with the parent; empty = frames are not authenticated.
     """
 
     def __init__(
-        self, *, context: "zmq.Context[zmq.Socket[bytes]]", parent: ParentAddress, dp_rank: int
+        self,
+        *,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        parent: ParentAddress,
+        dp_rank: int,
+        secret: bytes = b"",
     ) -> None:
         self.context = context
         self.parent = parent
         self.dp_rank = dp_rank
+        self.seal = FrameSeal(secret)
         self._requests: zmq.Socket[bytes] | None = None
         self._outputs: zmq.Socket[bytes] | None = None
 
@@ -49,7 +57,7 @@ class WorkerLink:
     def announce(self, frame: bytes) -> None:
         """Tell the parent by which address it reaches this rank."""
         assert self._requests is not None, "connect() comes first"
-        self._requests.send(frame, zmq.NOBLOCK)
+        self._requests.send(self.seal.seal(frame), zmq.NOBLOCK)
 
     def receive(self, wait_ms: int) -> list[bytes]:
         """All frames that are there; waits at most `wait_ms` for the first."""
@@ -58,9 +66,10 @@ class WorkerLink:
         if self._requests.poll(wait_ms):
             while self._requests.poll(0):
                 frames += self._requests.recv_multipart(zmq.NOBLOCK)
-        return frames
+        opened = map(self.seal.open, frames)
+        return [frame for frame in opened if frame is not None]
 
     def send(self, frames: list[bytes]) -> None:
         """Queue frames for the parent."""
         assert self._outputs is not None, "connect() comes first"
-        self._outputs.send_multipart(frames, zmq.NOBLOCK)
+        self._outputs.send_multipart(list(map(self.seal.seal, frames)), zmq.NOBLOCK)

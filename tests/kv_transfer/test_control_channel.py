@@ -8,7 +8,8 @@ import zmq
 
 from inferkit.core.errors import ConfigError
 from inferkit.kv_transfer import control_channel
-from inferkit.kv_transfer.control_channel import MAC_BYTES, MAX_QUEUED, ControlChannel
+from inferkit.kv_transfer.control_channel import MAX_QUEUED, ControlChannel
+from inferkit.kv_transfer.signature import FrameSeal
 
 DEADLINE_S = 30.0
 MakeChannel = Callable[..., ControlChannel]
@@ -67,9 +68,9 @@ def test_a_frame_of_someone_else_is_dropped(make_channel: MakeChannel) -> None:
 
 def test_a_changed_frame_is_not_authentic(make_channel: MakeChannel) -> None:
     channel = make_channel(secret=b"ours")
-    sealed = channel._sealed(b"hello")
+    sealed = channel.seal.seal(b"hello")
     assert channel._opened([sealed]) == b"hello"
-    for position in (0, MAC_BYTES, len(sealed) - 1):
+    for position in (0, FrameSeal.MAC_BYTES, len(sealed) - 1):
         changed = bytearray(sealed)
         changed[position] ^= 1
         assert channel._opened([bytes(changed)]) is None

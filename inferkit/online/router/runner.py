@@ -15,6 +15,7 @@ from inferkit.config.schema import InferenceConfig
 from inferkit.core.errors import ConfigError, RequestError, WorkerError
 from inferkit.online.errors import Unavailable
 from inferkit.online.runner import DRAIN_SIGNALS, listening, url_of
+from inferkit.runtime.secret import read_secret
 
 if TYPE_CHECKING:
     import socket
@@ -75,7 +76,7 @@ class RouterRunner:
                 retries=router.retries,
                 first_token=Side(router.first_token),
                 timeout_s=router.request_timeout_s,
-                secret=_secret(config.disagg.secret_env),
+                secret=read_secret(config.disagg),
                 sampling_defaults={
                     name: getattr(config.data, name)
                     for name in ("temperature", "top_p", "top_k", "min_p", "seed")
@@ -130,17 +131,6 @@ class _Ending:
 
     def _on_signal(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
-
-
-def _secret(variable: str | None) -> bytes:
-    if variable is None:
-        return b""
-    secret = os.environ.get(variable, "").encode()
-    if not secret:
-        raise ConfigError(
-            f"disagg.secret_env={variable}: the environment variable is not set here, or empty"
-        )
-    return secret
 
 
 def _urls(key: str, urls: list[str]) -> list[str]:
