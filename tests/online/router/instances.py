@@ -61,6 +61,8 @@ class FakeInstance:
     legs: list[Leg] = field(default_factory=list)
     url: str = ""
     is_dead: bool = False
+    is_hanging: bool = False
+    """It takes connections and answers nothing."""
     _stack: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
     def __post_init__(self) -> None:
@@ -112,6 +114,8 @@ class FakeInstance:
 
         @app.get("/health")
         async def health() -> dict[str, Any]:
+            while self.is_hanging and not self.is_dead:
+                await asyncio.sleep(0.01)
             return self.facts.to_json()
 
         @app.post("/leg")
