@@ -1,14 +1,13 @@
 """The scheduler of a decode instance: takes prompts over that another instance has computed."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, Protocol
 
 from inferkit.core.batch import BatchRow
 from inferkit.core.request import FinishReason, Request, RequestState, TokenLogprobs
 from inferkit.kv_cache.host_store import HostStore
-from inferkit.kv_cache.single_type_manager import FullAttentionManager, SingleTypeKVCacheManager
 from inferkit.kv_transfer.actions import (
     Action,
     BlockIds,
@@ -19,8 +18,8 @@ from inferkit.kv_transfer.actions import (
     Retracted,
 )
 from inferkit.kv_transfer.identity import PinnedPair, TransferKey
+from inferkit.scheduler.decode_room import DecodeRoom
 from inferkit.scheduler.disagg import DisaggScheduler, Transfer, handoff_of, key_of, pinned_pair
-from inferkit.scheduler.headroom import Headroom
 from inferkit.scheduler.scheduler import MAX_HEAD_SKIPS, MAX_PASSERS
 
 logger = logging.getLogger(__name__)
@@ -108,11 +107,9 @@ class DecodeDisaggScheduler(DisaggScheduler):
         self._ages: dict[int, int] = {}
         """Request -> number of its admission."""
         self._next_age = count()
-        managers = self.kv_cache.managers.values()
-        self._growing = [m for m in managers if isinstance(m, FullAttentionManager)]
-        """Pools in which a request holds more with every token."""
-        self._bounded = [m for m in managers if not isinstance(m, FullAttentionManager)]
-        """Pools in which all that a request may come to hold is set aside at its admission."""
+        self.room = DecodeRoom(
+            kv_cache=self.kv_cache, host_store=host_store, max_kv_len=self._max_kv_len
+        )
 
     # -- queues --------------------------------------------------------------------------------
 
@@ -247,11 +244,24 @@ class DecodeDisaggScheduler(DisaggScheduler):
     def _take_first_blocks(self, request: Request) -> bool:
         """Blocks of the prompt and of the first decode step, if there is one."""
         num_tokens = request.num_prompt_tokens + min(1, request.max_tokens - 1)
-        return self._may_take(request, num_tokens) and self.kv_cache.allocate_slots(
+        num_reserved = self.num_reserved_decode_tokens
+        are_free = all(
+            manager.can_allocate(
+                request.request_id,
+                num_tokens=num_tokens,
+                num_total=num_tokens,
+                num_reserved_tokens=num_reserved,
+            )
+            for manager in self.kv_cache.managers.values()
+        )
+        # Looked at first, for it is cheap: a long queue is tried again in every tick.
+        if not are_free or not self._may_take(request, num_tokens):
+            return False
+        return self.kv_cache.allocate_slots(
             request.request_id,
             num_computed_tokens=0,
             num_new_tokens=num_tokens,
-            num_reserved_tokens=self.num_reserved_decode_tokens,
+            num_reserved_tokens=num_reserved,
         )
 
     def _admit_one(self, request: Request) -> None:
@@ -276,90 +286,14 @@ class DecodeDisaggScheduler(DisaggScheduler):
             self._retract_for(request)
         return False
 
-    def _eldest(self) -> Request:
-        """Of all that hold blocks, or held some and come back."""
-        return min(self._in_flight(), key=self._age)
-
-    def _in_flight(self) -> Iterator[Request]:
-        yield from self.running_requests.values()
-        yield from self.transfer_queue.values()
-        yield from self.retracted_queue.values()
+    def _in_flight(self) -> list[Request]:
+        """All that hold blocks, or held some and come back; the eldest first."""
+        queues = (self.running_requests, self.transfer_queue, self.retracted_queue)
+        return sorted((r for queue in queues for r in queue.values()), key=self._age)
 
     def _may_take(self, request: Request, num_tokens: int) -> bool:
         """Whether the eldest can come to its end after `request` has blocks for `num_tokens`."""
-        takes = {
-            manager: manager.num_new_blocks(
-                request.request_id, num_tokens=num_tokens, num_total=num_tokens
-            )
-            for manager in self.kv_cache.managers.values()
-        }
-        if not any(takes.values()):
-            return True
-        members = {other.request_id: other for other in self._in_flight()}
-        is_new = request.request_id not in self._ages
-        members[request.request_id] = request
-        others = list(members.values())
-        if is_new and not all(self._has_place(manager, others) for manager in self._bounded):
-            return False
-        eldest = request if len(others) == 1 else self._eldest()
-        return request is eldest or all(
-            self._headroom(manager, eldest, others, {request.request_id: takes[manager]}).is_enough
-            for manager in self._growing
-            if takes[manager]
-        )
-
-    def _has_place(self, manager: SingleTypeKVCacheManager, requests: Sequence[Request]) -> bool:
-        missing = (
-            manager.num_steady_blocks(self._max_kv_len(request))
-            - manager.num_held_blocks(request.request_id)
-            for request in requests
-        )
-        return sum(max(0, num_blocks) for num_blocks in missing) <= manager.pool.num_free
-
-    def _headroom(
-        self,
-        manager: SingleTypeKVCacheManager,
-        eldest: Request,
-        requests: Sequence[Request],
-        takes: Mapping[int, int],
-        left_out: Request | None = None,
-    ) -> Headroom:
-        """Of a pool, if requests take so many blocks and `left_out` is retracted."""
-        held = {
-            request.request_id: manager.num_held_blocks(request.request_id)
-            + takes.get(request.request_id, 0)
-            for request in requests
-            if request.request_id not in self._copying
-        }
-        key = manager.manager_key
-        num_host_free = self.host_store.num_free_blocks(key)
-        # What takes blocks now leaves the host store, if it was there.
-        num_host_free += sum(self.host_store.num_held_blocks(idx, key) for idx in takes)
-        num_free = manager.pool.num_free - sum(takes.values())
-        num_free += sum(manager.num_held_blocks(request_id) for request_id in self._copying)
-        if left_out is not None:
-            num_blocks = held.pop(left_out.request_id)
-            num_free, num_host_free = num_free + num_blocks, num_host_free - num_blocks
-        held_by_eldest = held.pop(eldest.request_id, 0)
-        return Headroom(
-            num_free=num_free,
-            num_host_free=num_host_free,
-            largest_need=max(
-                manager.max_blocks_per_request(self._max_kv_len(request)) for request in requests
-            ),
-            held_by_eldest=held_by_eldest,
-            held_by_others=[num_blocks for num_blocks in held.values() if num_blocks],
-            max_retractions=self._max_retractions(left_out is not None),
-        )
-
-    def _max_retractions(self, is_one_less: bool) -> int | None:
-        """Requests that the host store takes in the pools of sliding windows."""
-        counts = [
-            self.host_store.num_free_blocks(manager.manager_key)
-            // manager.num_steady_blocks(self.max_model_len)
-            for manager in self._bounded
-        ]
-        return max(0, min(counts) - is_one_less) if counts else None
+        return self.room.may_take(request, num_tokens, self._in_flight, self._copying)
 
     # -- retraction ----------------------------------------------------------------------------
 
@@ -367,19 +301,14 @@ class DecodeDisaggScheduler(DisaggScheduler):
         """Retract the youngest other whose copy fits and leaves the eldest of all enough."""
         if self._copying:
             return  # blocks come already
-        requests, eldest = list(self._in_flight()), self._eldest()
+        in_flight = self._in_flight()
         for victim in reversed(list(self.running_requests.values())):
-            block_ids = self._block_ids(victim)
-            if victim in (eldest, needy) or not self.host_store.has_room_for(block_ids):
-                continue
-            if all(
-                self._headroom(manager, eldest, requests, {}, victim).is_enough
-                for manager in self._growing
-            ):
-                self._retract(victim, block_ids)
+            is_older = victim in (in_flight[0], needy)
+            if not is_older and self.room.may_retract(victim, in_flight, self._copying):
+                self._retract(victim)
                 return
 
-    def _retract(self, request: Request, block_ids: BlockIds) -> None:
+    def _retract(self, request: Request) -> None:
         request_id, key = request.request_id, key_of(request)
         logger.info("request=%d retracted at %d tokens", request_id, request.num_tokens)
         del self.running_requests[request_id]
@@ -388,7 +317,7 @@ class DecodeDisaggScheduler(DisaggScheduler):
         request.num_preemptions += 1
         self._num_preempted += 1
         self._carry_out(self.transfer.retract(key) or ())
-        is_saved = self.host_store.save(request_id, block_ids)
+        is_saved = self.host_store.save(request_id, self._block_ids(request))
         assert is_saved, "the room in the host store was looked at before"
         self._carry_out(self.transfer.on_copied(key) or ())
 
@@ -397,7 +326,7 @@ class DecodeDisaggScheduler(DisaggScheduler):
         for request in sorted(self.retracted_queue.values(), key=self._age):
             if request.request_id in self._copying:
                 return
-            is_eldest = request is self._eldest()
+            is_eldest = request is self._in_flight()[0]
             if not self._take_back(request, is_eldest):
                 if is_eldest:
                     self._retract_for(request)
@@ -406,14 +335,13 @@ class DecodeDisaggScheduler(DisaggScheduler):
     def _take_back(self, request: Request, is_eldest: bool) -> bool:
         """Blocks for what is computed; they are filled from the host store."""
         request_id, num_tokens = request.request_id, request.num_computed_tokens
-        # Without a free block for each, it would be retracted again at once.
-        num_growing = 0 if is_eldest else 1 + len(self.running_requests)
-        for manager in self._growing:
-            need = manager.max_blocks_per_request(num_tokens)
-            if need + num_growing > manager.pool.num_free:
-                return False
-        if not self._may_take(request, num_tokens) or not self.kv_cache.allocate_slots(
-            request_id, num_computed_tokens=num_tokens, num_new_tokens=0
+        num_running = 0 if is_eldest else 1 + len(self.running_requests)
+        if (
+            not self.room.may_return(request, num_running)
+            or not self._may_take(request, num_tokens)
+            or not self.kv_cache.allocate_slots(
+                request_id, num_computed_tokens=num_tokens, num_new_tokens=0
+            )
         ):
             return False
         del self.retracted_queue[request_id]

@@ -30,6 +30,8 @@ class Transfer(Protocol):
 
     def tick(self) -> Sequence[Action]: ...
 
+    def stats(self) -> dict[str, int]: ...
+
 
 class DisaggScheduler(Scheduler):
     """Base of `PrefillDisaggScheduler` and `DecodeDisaggScheduler`.
@@ -60,6 +62,9 @@ class DisaggScheduler(Scheduler):
     @property
     def has_handoffs(self) -> bool:
         return bool(self._ids)
+
+    def hand_off_stats(self) -> dict[str, int]:
+        return {"num_known": len(self._ids), **self.transfer.stats()}
 
     @property
     def num_in_flight(self) -> int:

@@ -104,6 +104,10 @@ class Scheduler:
         """Whether `advance_queues` must come soon although there may be no work."""
         return False
 
+    def hand_off_stats(self) -> dict[str, int]:
+        """Plain numbers of requests that two instances share; {} where none are."""
+        return {}
+
     @property
     def num_waiting(self) -> int:
         """Requests that are not computed yet, whatever they wait for."""

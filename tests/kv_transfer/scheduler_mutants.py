@@ -118,7 +118,6 @@ class RetractsTheLast(DecodeDisaggScheduler):
 
     def _make_room(self, request: Request) -> bool:
         super()._make_room(request)
-        block_ids = self._block_ids(request)
-        if not self._copying and self.host_store.has_room_for(block_ids):
-            self._retract(request, block_ids)
+        if not self._copying and self.host_store.has_room_for(self._block_ids(request)):
+            self._retract(request)
         return False
