@@ -111,6 +111,8 @@ class LoopState(Message, tag="loop_state", frozen=True, kw_only=True):
     kv_total: U64
     num_dropped: U64 = 0
     """Messages that were not for it."""
+    hand_off: dict[str, U64] = msgspec.field(default_factory=dict)
+    """Of a rank that computes one half of its requests: what is held, and what was dropped."""
 
 
 ToWorker: TypeAlias = Generate | Abort | Stop

@@ -317,6 +317,7 @@ class DPDispatcher:
             "outstanding_tokens": rank.num_outstanding,
             "last_sign_s": round(self.clock() - rank.last_sign_s, 3) if rank.is_ready else None,
             **{name: getattr(state, name) if state else 0 for name in fields},
+            **({"hand_off": state.hand_off} if state and state.hand_off else {}),
         }
 
     # -- sockets -------------------------------------------------------------------------------

@@ -145,6 +145,7 @@ class OnlineLoop:
             "kv_used": kv_cache.num_used_blocks,
             "kv_total": kv_cache.num_usable_blocks,
             "num_dropped": self.feed.num_dropped,
+            "hand_off": self.scheduler.hand_off_stats(),
         }
         self.outbox.send(told, finished, state)
 

@@ -92,6 +92,7 @@ def test_messages_to_a_worker_arrive_as_they_were(message) -> None:
             num_running=5,
             kv_used=6,
             kv_total=7,
+            hand_off={"num_known": 8},
         ),
     ],
     ids=lambda message: type(message).__name__,
