@@ -167,7 +167,8 @@ class Instance:
         self.ends: dict[TransferKey, End] = {}
         self.free = {key: list(range(1, NUM_BLOCKS)) for key in (FULL, WINDOW)}
         self.held: dict[TransferKey, dict[str, list[int]]] = {}
-        self.log: list[Action] = []
+        self.reasons: dict[TransferKey, list[str]] = {}
+        """Why a leg ended, as each rank sees it."""
         self.woken = threading.Event()
         self.layout = InstanceLayout(
             model="m",
@@ -224,8 +225,10 @@ class Instance:
         kinds = [[(type(action), getattr(action, "key", None)) for action in actions]
                  for actions in of_ranks]  # fmt: skip
         assert all(kind == kinds[0] for kind in kinds), f"ranks are not in lock step: {kinds}"
+        for action in (action for actions in of_ranks for action in actions):
+            if isinstance(action, End):
+                self.reasons.setdefault(action.key, []).append(action.reason)
         for action in of_ranks[0]:
-            self.log.append(action)
             if isinstance(action, End):
                 assert action.key not in self.ends, "a leg is answered twice"
                 self.ends[action.key] = action

@@ -385,7 +385,7 @@ def test_a_byte_that_was_damaged_on_the_way_is_noticed(site: Site, tp: tuple[int
     pump([prefill, decode], all_quiet(prefill, decode))
     assert job.key not in decode.landed
     assert decode.ends[job.key].code is Code.UNAVAILABLE
-    assert "is not what arrived" in decode.ends[job.key].reason
+    assert "is not what arrived" in str(decode.reasons[job.key])
     fabric.is_on = False
     check_still_works(prefill, decode)
 
