@@ -105,6 +105,8 @@ class SharedMemoryEngine(BaseEngine):
         self._name = f"inferkit-transfer-{secrets.token_hex(16)}"
         self._listener: socket.socket | None = None
         self._table: SharedWords | None = None
+        self._accepted: set[Link] = set()
+        """Everyone who has connected; belongs to the IoThread."""
         self._links: set[Link] = set()
         self._links_lock = threading.Lock()
         """Guards links, table and buffers while memory moves to another file."""
@@ -227,6 +229,7 @@ class SharedMemoryEngine(BaseEngine):
         self._io.call(lambda: self._forget(link))
 
     def _forget(self, link: Link) -> None:
+        self._accepted.discard(link)
         if link.sock.fileno() >= 0:
             self._io.unwatch(link.sock)
             link.close()
@@ -244,7 +247,12 @@ class SharedMemoryEngine(BaseEngine):
         listener = self._listener
         self._io.call(lambda: self._io.unwatch(listener))
         self._io.call(listener.close)
+        self._io.call(self._forget_all)
         self._table.close()
+
+    def _forget_all(self) -> None:
+        for link in list(self._accepted):
+            self._forget(link)
 
     def _on_connection(self, events: int) -> None:
         assert self._listener is not None
@@ -257,6 +265,7 @@ class SharedMemoryEngine(BaseEngine):
             return
         sock.setblocking(False)
         link = Link(sock)
+        self._accepted.add(link)
         self._io.watch(sock, selectors.EVENT_READ, lambda _: self._on_message(link))
 
     def _on_message(self, link: Link) -> None:

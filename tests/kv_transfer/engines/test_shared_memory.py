@@ -337,3 +337,19 @@ def test_closing_leaves_no_descriptor_and_no_thread() -> None:
 def open_things() -> tuple[int, int]:
     """Descriptors and threads of this process; a thread leaves a moment after it was joined."""
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def test_closing_ends_who_has_connected_and_said_nothing() -> None:
+    engine = SharedMemoryEngine(epoch=EPOCH)
+    engine.register(engine.allocate(SIZE))
+    engine.start()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.settimeout(20)
+        silent.connect(b"\0" + engine.describe()["address"][0].encode())
+        deadline = time.monotonic() + 20
+        while not engine._accepted:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        engine.close()
+        assert silent.recv(1) == b""
+    assert not engine._accepted
