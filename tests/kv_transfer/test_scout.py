@@ -9,8 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from inferkit.kv_transfer.directory import PrefillDirectory
 from inferkit.kv_transfer.identity import Peer
 from inferkit.kv_transfer.rank_mapping import PrefillServerInfo
+from inferkit.kv_transfer.registration import RankRegistration
 from inferkit.kv_transfer.route import MAX_BODY_BYTES, refusal_text
 from inferkit.kv_transfer.scout import Scout, ScoutFailed
 from tests.kv_transfer.bootstrap import (
@@ -311,6 +313,37 @@ def test_answers_are_believed_only_when_they_are_signed() -> None:
         owner.scout.watch(url)
         until(lambda: owner.fault("unsigned") >= 1)
         assert owner.told == []
+
+
+def test_ranks_that_register_are_reached_by_the_directory_of_a_decode_rank() -> None:
+    directory = PrefillDirectory(layout=layout(), tp_rank=0, decode_id="d")
+    owner = Owner()
+    owner.scout.routes.on_route = directory.learn
+    with listening() as listener:
+        url = url_of(listener)
+    lives = [Peer("p", 1), Peer("q", 7)]
+    for peer in lives:
+        own = {"instance_id": peer.instance_id, "epoch": peer.epoch}
+        ranks = [
+            RankRegistration(
+                url=url,
+                register=registration(rank, layout=layout(tp=2), **own),
+                interval_s=INTERVAL_S,
+            )
+            for rank in range(2)
+        ]
+        for rank in ranks:
+            rank.start()
+        if peer == lives[0]:
+            owner.scout.start()
+        owner.scout.watch(url, peer)
+        with serving(table(**own), port_of(url)):
+            until(lambda peer=peer: directory.routes(peer, 5) is not None)
+            assert directory.address(peer, 1) == "tcp://127.0.0.1:7001"
+            for rank in ranks:
+                rank.close()
+    owner.scout.close()
+    assert ("lost", lives[0]) in owner.told
 
 
 def test_proxies_of_the_environment_are_not_for_peers(monkeypatch: pytest.MonkeyPatch) -> None:
