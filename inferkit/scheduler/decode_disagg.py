@@ -257,11 +257,18 @@ class DecodeDisaggScheduler(DisaggScheduler):
         # Looked at first, for it is cheap: a long queue is tried again in every tick.
         if not are_free or not self._may_take(request, num_tokens):
             return False
-        return self.kv_cache.allocate_slots(
+        has_blocks = self.kv_cache.allocate_slots(
             request.request_id,
             num_computed_tokens=0,
             num_new_tokens=num_tokens,
             num_reserved_tokens=num_reserved,
+        )
+        # Blocks before the window of the first decode step must not be asked for: prefill gives
+        # them back while it computes the end of the prompt.
+        return has_blocks and self.kv_cache.allocate_slots(
+            request.request_id,
+            num_computed_tokens=request.num_prompt_tokens,
+            num_new_tokens=0,
         )
 
     def _admit_one(self, request: Request) -> None:

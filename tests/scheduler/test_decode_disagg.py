@@ -135,6 +135,21 @@ def test_smaller_requests_pass_a_blocked_head_a_bounded_number_of_times():
     link.check_idle()
 
 
+@pytest.mark.parametrize("max_tokens", [1, 2])
+def test_blocks_that_prefill_may_have_given_back_are_not_asked_for(max_tokens):
+    """A window of 6: while its tokens 9.. are computed, prefill frees the first block."""
+    link = Link(windows=(None, 6), max_prefill_tokens=9)
+    link.add(0, 10, max_tokens)
+    link.tick("d")
+    assert link.decode_cache.block_ids(0)["sliding_window"][0] == 0
+    assert link.decode_cache.block_ids(0)["full_attention"][0] != 0
+    for request_id in range(1, 9):
+        link.add(request_id, 9 + request_id, max_tokens)
+    link.run()
+    check_outputs(link)
+    link.check_idle()
+
+
 def test_what_can_never_fit_is_refused_at_once():
     link = Link(decode_blocks=5)
     (_, too_long), (_, too_big), (_, fits) = (
