@@ -6,6 +6,7 @@ import torch
 
 from inferkit.core.errors import KVCacheError
 from inferkit.kv_cache.block_pool import NULL_BLOCK
+from inferkit.kv_cache.kv_cache_manager import KVCacheManager
 
 AUTO_SHARE = 4
 """0 bytes = the device pools divided by this."""
@@ -21,7 +22,8 @@ class HostStore:
     Args:
         caches: manager key -> every cache tensor of its layers; dimension 0 counts blocks, the
             null block included. On a CPU or on a device.
-        num_bytes: host memory to reserve (0 = a quarter of the pools).
+        num_bytes: host memory to reserve (0 = a quarter of the pools, or none if it is not needed).
+        is_needed: whether blocks can run short at all, see `can_run_short`.
         is_pinned: page-locked memory, for a device that copies faster to it.
     """
 
@@ -30,13 +32,15 @@ class HostStore:
         *,
         caches: Mapping[str, Sequence[torch.Tensor]],
         num_bytes: int = 0,
+        is_needed: bool = True,
         is_pinned: bool = False,
     ) -> None:
         if num_bytes < 0:
             raise ValueError(f"kv_cache.host_bytes={num_bytes}: allowed is 0 (automatic) or more")
         self._caches = {key: list(tensors) for key, tensors in caches.items()}
         pool_bytes = sum(t[1:].nbytes for tensors in self._caches.values() for t in tensors)
-        wanted = min(num_bytes or pool_bytes // AUTO_SHARE, pool_bytes)
+        automatic = pool_bytes // AUTO_SHARE if is_needed else 0
+        wanted = min(num_bytes or automatic, pool_bytes)
         self._host: dict[str, list[torch.Tensor]] = {}
         self._free: dict[str, list[int]] = {}
         self._held: dict[int, dict[str, dict[int, int]]] = {}
@@ -145,6 +149,15 @@ class HostStore:
         if request_id not in self._held:
             raise KVCacheError(f"request {request_id} is not in the host store")
         return self._held[request_id]
+
+
+def can_run_short(kv_cache: KVCacheManager) -> bool:
+    """Whether some pool does not hold as many of the longest requests as may be in flight."""
+    return any(
+        manager.pool.num_blocks - 1
+        < (len(manager.tables) - 1) * manager.num_steady_blocks(kv_cache.max_model_len)
+        for manager in kv_cache.managers.values()
+    )
 
 
 def _reserve(cache: torch.Tensor, num_blocks: int, is_pinned: bool) -> torch.Tensor:

@@ -2,7 +2,9 @@ import pytest
 import torch
 
 from inferkit.core.errors import KVCacheError
-from inferkit.kv_cache.host_store import HostStore
+from inferkit.kv_cache.host_store import HostStore, can_run_short
+from inferkit.kv_cache.kv_cache_manager import KVCacheManager
+from tests.fakes import make_spec
 
 FULL, WINDOW = "full_attention", "sliding_window"
 
@@ -96,3 +98,20 @@ def test_a_request_is_kept_once_and_only_while_it_is_here():
     for call in (lambda: store.drop(1), lambda: store.restore(1, {FULL: [1], WINDOW: [1]})):
         with pytest.raises(KVCacheError, match="request 1 is not in the host store"):
             call()
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 9)])
+def test_where_every_request_fits_at_its_longest_nothing_is_reserved(windows):
+    def make(num_blocks):
+        return KVCacheManager(
+            specs=[make_spec(window=window, layer_idx=i) for i, window in enumerate(windows)],
+            max_model_len=16,
+            max_num_requests=3,
+            free_bytes=1 << 20,
+            block_size=4,
+            num_blocks=num_blocks,
+        )
+
+    assert can_run_short(make(12)) and not can_run_short(make(13)) and not can_run_short(make(0))
+    assert HostStore(caches=make_caches(), is_needed=False).num_bytes == 0
+    assert HostStore(caches=make_caches(), is_needed=False, num_bytes=1 << 30).num_bytes > 0
