@@ -36,8 +36,9 @@ from inferkit.config.space import CONFIG_NAME, VERSION_BASE, ConfigSpace
 from inferkit.core.errors import ConfigError, InferkitError
 from inferkit.core.place import RankPlace
 from inferkit.inspect.check import summary
+from inferkit.runtime.instances import find_instance
 from inferkit.runtime.launched import Launched, check_launched, find_launched
-from inferkit.runtime.logs import log_to_file
+from inferkit.runtime.logs import log_to_file, quiet_libraries
 from inferkit.runtime.meeting import meeting
 from inferkit.runtime.place import common_facts, find_node
 from inferkit.runtime.rank_errors import PeerLostError
@@ -197,8 +198,11 @@ def _node_rank(checked: Checked) -> int:
     Raises:
         ConfigError: it is none of them.
     """
-    assert checked.config is not None, "a good verdict has a configuration"
-    return find_node(checked.config.parallel).node_rank
+    config = checked.config
+    assert config is not None, "a good verdict has a configuration"
+    if config.role is not None:
+        return find_instance(config).node.node_rank
+    return find_node(config.parallel).node_rank
 
 
 def _run_as_rank(arguments: Arguments, verdict: Verdict, launched: Launched) -> int:
@@ -313,6 +317,7 @@ class Jobs:
         self.sweep_dir = Path(hydra_cfg.sweep.dir)
         if hydra_cfg.verbose is False:
             logging.getLogger().setLevel(_log_level())
+        quiet_libraries()
         result = JobResult(number=int(hydra_cfg.job.num) if is_cell else 0, overrides=overrides)
         start_s = time.monotonic()
         try:

@@ -45,7 +45,7 @@ def no_event() -> None:
     """Nobody is to be woken."""
 
 
-def no_watch(url: str) -> None:
+def no_watch(url: str, peer: Peer) -> None:
     """Routes come by `learn` alone."""
 
 
@@ -60,7 +60,8 @@ class DecodeTransferManager(KVTransferManager):
         rank: of this process in its instance.
         layout: of this instance.
         memory: of this rank, registered with the engine; its cells are the metadata slots.
-        watch: called with the bootstrap address of each request; does not block.
+        watch: called with the bootstrap address and the prefill instance of each request; does
+            not block.
         others: see KVTransferManager.
     """
 
@@ -77,7 +78,7 @@ class DecodeTransferManager(KVTransferManager):
         all_reduce_min: AllReduceMin,
         secret: bytes = b"",
         clock: Clock = time.monotonic,
-        watch: Callable[[str], None] = no_watch,
+        watch: Callable[[str, Peer], None] = no_watch,
         on_event: Callable[[], None] = no_event,
     ) -> None:
         super().__init__(
@@ -100,8 +101,8 @@ class DecodeTransferManager(KVTransferManager):
         )
         self.slots = MetadataSlots(memory=memory.cell_bytes, num_slots=memory.num_cells)
         self._records: DecodeRecords | None = None
-        self._urls: dict[TransferKey, str] = {}
-        """Bootstrap addresses of requests that have not landed."""
+        self._urls: dict[TransferKey, tuple[str, Peer]] = {}
+        """Where requests that have not landed learn of whom: bootstrap address, prefill peer."""
         self._next_watch = 0.0
         self._fences: dict[int, Fence] = {}
         """Transfer id -> what the engine is to revoke; in order."""
@@ -141,8 +142,8 @@ class DecodeTransferManager(KVTransferManager):
                 self.records.accept(key, pair, kv_len=kv_len, seed=seed, remaining_ms=remaining_ms)
             )
             self._refuse(key, pair.prefill)
-        self._urls[key] = bootstrap_url
-        self.watch(bootstrap_url)
+        self._urls[key] = bootstrap_url, pair.prefill
+        self.watch(bootstrap_url, pair.prefill)
         return actions
 
     def admissible(self) -> list[TransferKey]:
@@ -276,8 +277,8 @@ class DecodeTransferManager(KVTransferManager):
                 for key, url in self._urls.items()
                 if key in records and records[key].phase in BEFORE_LANDING
             }
-        for url in set(self._urls.values()):
-            self.watch(url)
+        for url, peer in set(self._urls.values()):
+            self.watch(url, peer)
 
     def _on_message(self, message: TransferMessage) -> bool:
         if not isinstance(message, Status | DrainAck):

@@ -176,7 +176,7 @@ class HandOff:
         manager = DecodeTransferManager(
             layout=layout,
             memory=memory,
-            watch=lambda url: scout.watch(url),
+            watch=lambda url, peer: scout.watch(url, peer),
             **self._common(),
         )
         scout = self.scout = Scout(

@@ -1,4 +1,4 @@
-"""Logging of rank processes, which inherit no handlers."""
+"""Logging: of rank processes, which inherit no handlers, and of libraries."""
 
 import logging
 from pathlib import Path
@@ -13,5 +13,10 @@ def log_to_file(path: Path, *, rank: int, level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+    quiet_libraries()
+
+
+def quiet_libraries() -> None:
+    """What libraries say of every request or file is not for this program's log."""
     for noisy in ("httpx", "httpcore", "urllib3", "filelock", "matplotlib"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -95,7 +95,6 @@ def run_rank(
     from inferkit.runtime.assembly import assemble
     from inferkit.runtime.hand_off import HandOffSide
 
-    import inferkit.config.role_rules as rr; rr.UNFINISHED_ROLES = frozenset()  # TMP
     config = load_config(overrides)
     side = HandOffSide(peer=peer, bootstrap_url=bootstrap_url)
     parts = assemble(config, clock=time.monotonic, place=place, side=side)
