@@ -68,6 +68,9 @@ def _deployment(rng: Random) -> Plan:
         num_routers=rng.choice([1, 1, 1, 2]),
         jitter_s=rng.choice([0.0, 0.01, 0.2]),
     )
+    plan.is_chunked = plan.max_prefill_tokens < 64 or rng.random() < 0.5
+    num_shared = rng.choice([0, 0, 4, 9])
+    plan.has_prefix_cache = num_shared > 0
     for idx in range(rng.randrange(1, 6)):
         ghost = Ghost(
             request=idx,
@@ -75,6 +78,7 @@ def _deployment(rng: Random) -> Plan:
             kv_len=rng.choice([rng.randrange(1, 9), rng.randrange(1, 9), rng.randrange(9, 17)]),
             max_tokens=rng.choice([1, 3, 3, 8, 12]),
             finishes=rng.random() < 0.12,
+            num_shared=num_shared,
         )
         draw = rng.random()
         if draw < 0.04:
@@ -179,7 +183,7 @@ def slow_ticks(rng: Random) -> Plan:
     plan.num_prefills = plan.num_decodes = plan.num_routers = 1
     plan.jitter_s = 1.0
     plan.writes = Faults(delay_s=0.05)
-    plan.batch_size, plan.max_prefill_tokens = 2, 4
+    plan.batch_size, plan.max_prefill_tokens, plan.is_chunked = 2, 4, True
     for request in plan.requests:
         request.tries_left = 1
         request.ghost = replace(request.ghost, kv_len=16, max_tokens=3)
@@ -226,7 +230,7 @@ def short_of_blocks(rng: Random) -> Plan:
     plan.decode_blocks = rng.choice([6, 7, 9, 11])
     plan.num_host_blocks = rng.choice([0, 2, 4, 6, 11])
     plan.batch_size = rng.choice([3, 8, 8])
-    plan.max_prefill_tokens = plan.batch_size + rng.choice([1, 8])
+    plan.max_prefill_tokens, plan.is_chunked = plan.batch_size + rng.choice([1, 8]), True
     plan.num_reserved_decode_tokens = rng.choice([0, 0, 4])
     plan.writes = Faults(delay_s=rng.choice([0.02, 0.3]))
     plan.requests.clear()
@@ -237,6 +241,7 @@ def short_of_blocks(rng: Random) -> Plan:
             kv_len=rng.choice([rng.randrange(1, 8), rng.randrange(1, 8), rng.randrange(8, 17)]),
             max_tokens=rng.randrange(2, 17),
             finishes=rng.random() < 0.1,
+            num_shared=rng.choice([0, 5]) if plan.has_prefix_cache else 0,
         )
         starts_at = 1.0 + rng.random() * rng.choice([0.05, 2.0])
         request = ClientRequest(idx, 100 + idx, DEADLINE_S, ghost, tries_left=0)

@@ -22,7 +22,11 @@ MAX_MODEL_LEN = MAX_KV_LEN + 1
 
 
 def make_kv_cache(
-    *, windows: Sequence[int | None], num_blocks: int, max_num_requests: int
+    *,
+    windows: Sequence[int | None],
+    num_blocks: int,
+    max_num_requests: int,
+    has_prefix_cache: bool = False,
 ) -> KVCacheManager:
     """`num_blocks` usable blocks of each kind."""
     return KVCacheManager(
@@ -32,6 +36,7 @@ def make_kv_cache(
         free_bytes=1 << 30,
         block_size=BLOCK_SIZE,
         num_blocks=num_blocks + 1,
+        enable_prefix_cache=has_prefix_cache,
     )
 
 

@@ -60,6 +60,7 @@ class Node:
             windows=world.plan.windows,
             num_blocks=instance.num_blocks,
             max_num_requests=world.plan.batch_size,
+            has_prefix_cache=world.plan.has_prefix_cache and not instance.is_decode,
         )
         self.model = SimModel(self.kv_cache, num_lanes)
         self.ghosts: dict[TransferKey, Ghost] = {}
@@ -82,6 +83,7 @@ class Node:
             "clock": self.world.loop.clock,
             "batch_size": plan.batch_size,
             "max_prefill_tokens": plan.max_prefill_tokens,
+            "enable_chunked_prefill": plan.is_chunked,
         }
 
     # -- what happens to this rank alone -------------------------------------------------------
@@ -221,6 +223,8 @@ class Node:
             return f"holds {phases}"
         if self.kv_cache.num_used_blocks:
             return f"holds {self.kv_cache.format_usage()} blocks"
+        if self.kv_cache._hashes or self.kv_cache._num_published:
+            return f"holds hashes of {list(self.kv_cache._hashes)}"
         if self.scheduler.has_handoffs or self.scheduler._requests:
             return f"holds requests: {self.scheduler._queue_lengths()}"
         return ""

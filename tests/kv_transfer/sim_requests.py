@@ -40,6 +40,8 @@ class Ghost:
     max_tokens: int = 3
     finishes: bool = False
     """The first token ends it."""
+    num_shared: int = 0
+    """Leading tokens that all prompts have in common, so that prefill computes them once."""
 
     def __repr__(self) -> str:
         return f"request {self.request}, attempt {self.attempt}"
@@ -48,7 +50,8 @@ class Ghost:
     def prompt(self) -> list[int]:
         assert self.kv_len <= MAX_KV_LEN and self.attempt <= MAX_ATTEMPT
         first = 100_000 + (self.request * (MAX_ATTEMPT + 1) + self.attempt) * (MAX_KV_LEN + 1)
-        token_ids = list(range(first, first + self.kv_len))
+        num_shared = min(self.num_shared, self.kv_len - 1)
+        token_ids = [*range(10, 10 + num_shared), *range(first + num_shared, first + self.kv_len)]
         if self.finishes:
             token_ids[-1] = ENDS_AT_ONCE
         return token_ids

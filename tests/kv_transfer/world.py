@@ -66,6 +66,9 @@ class Plan:
     """Of a decode rank, for retracted requests."""
     batch_size: int = 8
     max_prefill_tokens: int = 64
+    is_chunked: bool = True
+    has_prefix_cache: bool = False
+    """Of prefill."""
     num_reserved_decode_tokens: int = 0
     requests: list[ClientRequest] = field(default_factory=list)
     num_routers: int = 1
