@@ -26,9 +26,6 @@ START_LIMIT_S = 240.0
 ANSWER_LIMIT_S = 120.0
 IDLE_LIMIT_S = 30.0
 READY = re.compile(r"^inferkit: ready at (http://\S+)", re.MULTILINE)
-LISTENS = re.compile(
-    r"^inferkit: \S+ at (http://\S+) \(|^inferkit: router .* at (http://\S+) \(", re.M
-)
 HELD = ("kv_used", "num_running", "num_waiting", "num_requests", "outstanding_tokens")
 HELD_BY_HAND_OFF = (
     "num_known",
@@ -262,6 +259,62 @@ def cluster(directory: Path, *words: str, **variables: str) -> Iterator[Deployme
         command.close()
 
 
+class Nodes:
+    """A router and instances that are started one by one, at ports that stay theirs."""
+
+    def __init__(self, directory: Path, *words: str, **variables: str) -> None:
+        self.directory = directory
+        self.words = words
+        self.variables = variables
+        router, prefill, decode, bootstrap = free_ports(4)
+        zmq_prefill, zmq_decode = free_pair_of_ports(), free_pair_of_ports()
+        url = f"router_url=http://127.0.0.1:{router}"
+        self.roles = {
+            "router": ["+role=router", f"router.port={router}"],
+            "prefill": [
+                "+role=prefill",
+                f"disagg.{url}",
+                f"disagg.http_port={prefill}",
+                f"disagg.bootstrap_port={bootstrap}",
+                f"disagg.zmq_port={zmq_prefill}",
+            ],
+            "decode": [
+                "+role=decode",
+                f"disagg.{url}",
+                f"disagg.http_port={decode}",
+                f"disagg.zmq_port={zmq_decode}",
+            ],
+        }
+        self.url = f"http://127.0.0.1:{router}"
+        self.commands: dict[str, Command] = {}
+        self._num_starts = 0
+
+    def start(self, role: str) -> Command:
+        """Start a role, or start it again at the same address."""
+        self._num_starts += 1
+        common = [w for w in self.words if role != "router" or w.startswith(("model", "router"))]
+        self.commands[role] = Command(
+            self.directory / f"{role}-{self._num_starts}",
+            [*self.roles[role], *common],
+            **self.variables,
+        )
+        return self.commands[role]
+
+    def deployment(self) -> Deployment:
+        self.commands["router"].until(self._is_up, START_LIMIT_S)
+        return Deployment(self.commands["router"], self.url)
+
+    def _is_up(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def close(self) -> None:
+        for command in self.commands.values():
+            command.close()
+
+
 def assert_ended(processes: Iterable[psutil.Process], limit_s: float = 20.0) -> None:
     _, alive = psutil.wait_procs(list(processes), timeout=limit_s)
     assert not alive, [process.cmdline() for process in alive if process.is_running()]
@@ -275,3 +328,16 @@ def free_ports(count: int) -> list[int]:
             one.bind(("127.0.0.1", 0))
         ports: list[int] = [one.getsockname()[1] for one in sockets]
     return ports
+
+
+def free_pair_of_ports() -> int:
+    """The first of two adjacent ports that no one listens on now."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
