@@ -25,9 +25,6 @@ SCHEDULER: Final = "inferkit.scheduler.scheduler.Scheduler"
 PREFILL_SCHEDULER: Final = "inferkit.scheduler.prefill_disagg.PrefillDisaggScheduler"
 DECODE_SCHEDULER: Final = "inferkit.scheduler.decode_disagg.DecodeDisaggScheduler"
 
-UNFINISHED_ROLES: frozenset[str] = frozenset()
-"""Roles that compose and are checked, but do not run from end to end yet."""
-
 TIMERS = frozenset(
     f"disagg.{entry.name}" for entry in fields(DisaggConfig) if entry.name.endswith("_s")
 )
@@ -103,14 +100,10 @@ INSTANCE_NODES = ("parallel", "kv_cache", "scheduler")
 
 def roles(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -> None:
     """A role exists and goes with its parts; without one nothing of a role is set."""
-    finished = [f"+role={role}" for role in ROLES if role not in UNFINISHED_ROLES]
     if cfg.role is not None and cfg.role not in ROLES:
-        problem = f"is no role of this version; there is {', '.join(finished)}"
-        findings.refuse("role", cfg.role, problem)
+        known = ", ".join(f"+role={role}" for role in ROLES)
+        findings.refuse("role", cfg.role, f"is no role of this version; there is {known}")
         return
-    if cfg.role in UNFINISHED_ROLES:
-        problem = f"is not finished in this version; there is {', '.join(finished)}"
-        findings.refuse("role", cfg.role, problem)
     _parts(cfg, findings)
     _unused(cfg, findings)
     if cfg.role is None:

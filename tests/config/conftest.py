@@ -45,12 +45,6 @@ def checker(space: ConfigSpace) -> Checker:
 
 
 @pytest.fixture
-def finished_roles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Roles that are not finished are checked as if they were."""
-    monkeypatch.setattr("inferkit.config.role_rules.UNFINISHED_ROLES", frozenset())
-
-
-@pytest.fixture
 def make_model(tmp_path: Path) -> Callable[..., Path]:
     """Factory `make_model(architecture, **keys)` of folders that hold only a config.json."""
 

@@ -10,8 +10,6 @@ from inferkit.config.faults import Command
 from inferkit.config.preflight import preflight
 from inferkit.config.space import ConfigSpace
 
-pytestmark = pytest.mark.usefixtures("finished_roles")
-
 
 def check(space: ConfigSpace, *words: str) -> Checked:
     return Checker(space).check_overrides(["+role=cluster", *words])

@@ -172,7 +172,6 @@ OF_ROLES = {
 """Options that go with one role only."""
 
 
-@pytest.mark.usefixtures("finished_roles")
 @pytest.mark.parametrize("choice", options())
 def test_every_option_composes_and_its_target_fits(space: ConfigSpace, choice: str) -> None:
     """Also binds the node's keys to the target's constructor (inferkit.config.components)."""

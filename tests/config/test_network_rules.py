@@ -8,8 +8,6 @@ from inferkit.config.network_rules import IN_PROCESS, is_loopback, off_loopback,
 from inferkit.config.schema import TransferConfig
 from tests.config.configs import faults_of, in_role
 
-pytestmark = pytest.mark.usefixtures("finished_roles")
-
 SECRET = "INFERKIT_TEST_SECRET"
 TWO_HOSTS = {"disagg__prefill_ips": ["10.0.0.1"], "disagg__decode_ips": ["10.0.0.2"]}
 TCP = "inferkit.kv_transfer.engines.tcp.TcpEngine"

@@ -40,7 +40,6 @@ def test_a_role_composes_and_is_checked(space: ConfigSpace) -> None:
     assert cfg.engine.max_model_len == 0, "the embedded model's files tell it at the start"
 
 
-@pytest.mark.usefixtures("finished_roles")
 @pytest.mark.parametrize(
     ("role", "http_port", "zmq_port", "prefix_cache"),
     [("prefill", 8001, 5555, True), ("decode", 8100, 5557, False)],
@@ -63,7 +62,6 @@ def test_instances_of_a_hand_off_compose(
     assert isinstance(cfg.scheduler, DecodeSchedulerConfig) is (role == "decode")
 
 
-@pytest.mark.usefixtures("finished_roles")
 def test_a_router_composes(space: ConfigSpace) -> None:
     checked = Checker(space).check_overrides(["+role=router", "+experiment=qwen3_8b_tp2"])
 
@@ -81,12 +79,6 @@ def test_a_router_composes(space: ConfigSpace) -> None:
         "parallel.o_proj_tp_size, parallel.moe_tp_size: has no effect in +role=router: its "
         "instances have their own"
     ]
-
-
-@pytest.mark.usefixtures("unfinished_roles")
-def test_an_unfinished_role_does_not_start(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["+role=decode"]) == 2
-    assert "is not finished in this version; there is +role=serve" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -149,33 +141,18 @@ def test_keys_of_the_role_serve(values: dict[str, Any], found: list[str]) -> Non
     assert faults_of(in_role(**values)) == found
 
 
-@pytest.fixture
-def unfinished_roles(monkeypatch: pytest.MonkeyPatch) -> None:
-    unfinished = set(ROLES) - {"serve"}
-    monkeypatch.setattr("inferkit.config.role_rules.UNFINISHED_ROLES", frozenset(unfinished))
-
-
-@pytest.mark.usefixtures("unfinished_roles")
 def test_a_role_that_is_not_there_is_named() -> None:
     assert faults_of(replace(changed(), role="encode")) == [
-        "role=encode: is no role of this version; there is +role=serve"
+        "role=encode: is no role of this version; there is +role=serve, +role=prefill, "
+        "+role=decode, +role=router, +role=cluster"
     ]
 
 
-@pytest.mark.usefixtures("unfinished_roles")
-def test_an_unfinished_role_is_refused() -> None:
-    assert faults_of(in_role("decode")) == [
-        "role=decode: is not finished in this version; there is +role=serve"
-    ]
-
-
-@pytest.mark.usefixtures("finished_roles")
 @pytest.mark.parametrize("role", list(ROLES))
 def test_a_role_with_its_own_parts_has_no_fault(role: str) -> None:
     assert faults_of(in_role(role)) == []
 
 
-@pytest.mark.usefixtures("finished_roles")
 def test_a_runner_goes_with_its_role() -> None:
     offline, online, router = (
         RunnerConfig(_target_=name) for name in (OFFLINE_RUNNER, ONLINE_RUNNER, ROUTER_RUNNER)
@@ -196,7 +173,6 @@ def test_a_runner_goes_with_its_role() -> None:
     assert faults_of(replace(in_role("decode"), runner=own)) == []
 
 
-@pytest.mark.usefixtures("finished_roles")
 @pytest.mark.parametrize(
     ("role", "scheduler", "problem"),
     [
@@ -217,7 +193,6 @@ def test_a_scheduler_goes_with_its_role(role: str | None, scheduler: str, proble
     assert faults_of(own) == []
 
 
-@pytest.mark.usefixtures("finished_roles")
 def test_a_mode_goes_with_its_role() -> None:
     prefill = in_role("prefill")
     decoding = replace(prefill, disagg=replace(prefill.disagg, mode=DisaggMode.decode))
@@ -230,7 +205,6 @@ def test_a_mode_goes_with_its_role() -> None:
     ]
 
 
-@pytest.mark.usefixtures("finished_roles")
 @pytest.mark.parametrize(
     ("role", "values", "found"),
     [
@@ -264,7 +238,6 @@ def test_keys_that_do_not_go_with_a_role(role: str, values: dict[str, Any], foun
     assert texts and texts[0].startswith(found)
 
 
-@pytest.mark.usefixtures("finished_roles")
 def test_a_router_tells_that_its_instances_have_their_own_split() -> None:
     cfg = in_role("router", parallel__world_size=32, parallel__devices_per_node=16)
     assert [str(warning) for warning in check_rules(cfg).warnings] == [
