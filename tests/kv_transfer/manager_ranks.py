@@ -328,6 +328,10 @@ class PrefillInstance(Instance):
                             value = GARBAGE if head is None else whole[token, head]
                             cache[block, token % BLOCK_SIZE, position] = value
 
+    def check_empty(self) -> None:
+        super().check_empty()
+        assert not any(manager._sources or manager._digests for manager in self.managers)
+
 
 class DecodeInstance(Instance):
     receives = True

@@ -10,6 +10,7 @@ import torch
 from inferkit.core.protocols import FenceState
 from inferkit.core.transfer_messages import LeaseRenew, Status, TransferState, encode_transfer
 from inferkit.kv_transfer.actions import Code
+from inferkit.kv_transfer.decode_manager import WATCH_INTERVAL_S
 from inferkit.kv_transfer.decode_record import DecodePhase
 from inferkit.kv_transfer.engines.in_process import Fabric, Post
 from inferkit.kv_transfer.engines.runs import TransferEngineError
@@ -29,6 +30,7 @@ from tests.kv_transfer.manager_ranks import (
     make_job,
     pump,
 )
+from tests.kv_transfer.ranks_alone import Clock
 
 SHORT = TransferTimers(
     lease_s=1.0, transfer_timeout_s=20.0, handshake_timeout_s=20.0, fence_timeout_s=0.2
@@ -503,6 +505,35 @@ def test_a_hand_off_never_waits_for_an_idle_loop(site: Site, engine: str) -> Non
             instance.tick()
             instance.tick()  # what a common event has changed
     assert time.monotonic() < start + DEADLINE_S
+
+
+def test_bootstrap_servers_are_watched_while_requests_wait(site: Site) -> None:
+    prefill, decode = site.pair((1, 1))
+    manager, clock, urls = decode.managers[0], Clock(), []
+    manager.watch, manager.clock = lambda url, peer: urls.append((url, peer)), clock
+    expected = ("http://p", prefill.me)
+    jobs = [make_job(prefill, decode) for _ in range(2)]
+    for job in jobs:
+        decode.generate(job)
+    assert urls == [expected, expected]
+    urls.clear()
+    for _ in range(2):
+        clock.now_s += WATCH_INTERVAL_S
+        for _ in range(3):
+            decode.tick()
+    assert urls == [expected, expected]
+    for job in jobs:
+        decode.call("cancel", job.key)
+        prefill.generate(job)
+    pump([prefill, decode], all_quiet(prefill, decode))
+    clock.now_s += WATCH_INTERVAL_S
+    decode.tick()
+    assert urls == [expected, expected] and manager._urls == {}
+
+
+def test_ranks_without_requests_do_not_meet(site: Site) -> None:
+    _, decode = site.pair((1, 2))
+    assert decode.managers[0].tick() == []  # the other rank is not waited for
 
 
 @pytest.mark.parametrize("thread", ["listener", "writes"])
