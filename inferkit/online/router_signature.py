@@ -26,6 +26,10 @@ class RouterSignatures:
     def __init__(self, secret: bytes = b"") -> None:
         self._signer = Signer(secret=secret, purpose="router")
 
+    @property
+    def is_on(self) -> bool:
+        return self._signer.is_on
+
     def headers(self, method: str, path: str, body: bytes = b"") -> dict[str, str]:
         signature = self._signer.sign(method.encode(), path.encode(), body)
         return {HEADER: signature} if signature else {}

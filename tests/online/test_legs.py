@@ -116,7 +116,7 @@ async def leg(
                 service=service,
                 model="echo",
             )
-            client = LegClient(signatures=RouterSignatures(secret))
+            client = LegClient(clock=time.monotonic, signatures=RouterSignatures(secret))
             app = legs.app({"role": str(side)})
             options = {"base_url": role.url, "trust_env": False, "verify": False}
             async with (
@@ -132,7 +132,7 @@ async def leg(
                 try:
                     yield Leg(side, client, http, service, workers, legs)
                 finally:
-                    await client.close()
+                    client.close()
                     for entry in workers:
                         entry.stop()
         service.close()
@@ -165,7 +165,7 @@ def test_one_connection_serves_many_legs_one_after_the_other():
         async with leg() as tried:
             for attempt in range(5):
                 assert len(await tried.outputs(attempt=attempt)) == MAX_TOKENS
-            connections = tried.client._http._transport._pool.connections
+            (connections,) = tried.client._idle.values()
             assert len(connections) == 1
 
     run(check())
@@ -390,7 +390,7 @@ def test_a_router_that_is_not_there_yet_is_joined_when_it_comes():
             async with router_of(proven=0) as routed:
                 tried.legs.link.router_url = routed.url
                 await until(lambda: routed.dispatcher.registry.is_usable(tried.facts.url))
-                assert tried.legs.link.trouble == ""
+                await until(lambda: tried.legs.link.trouble == "")
 
     run(check())
 
@@ -417,7 +417,7 @@ def test_answers_for_another_request_are_a_broken_leg():
     facts = InstanceFacts(url="http://x:1", side=Side.DECODE, instance_id="x", epoch=1)
 
     async def check():
-        client = LegClient()
+        client = LegClient(clock=time.monotonic)
         header = {"instance_id": "x", "epoch": 1, "peer_epoch": 2, "room": 3, "attempt": 4}
         message = Generate(
             **header | {"instance_id": "r", "epoch": 2, "peer_epoch": 1},
@@ -433,6 +433,6 @@ def test_answers_for_another_request_are_a_broken_leg():
                 client._read(encode(wrong), facts, message)
         with pytest.raises(LegFailed, match="nonsense"):
             client._read(b"\xc1", facts, message)
-        await client.close()
+        client.close()
 
     run(check())

@@ -1,5 +1,6 @@
 """The HTTP interface of a router: that of an instance, and where instances join and leave."""
 
+import ipaddress
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from inferkit.online.errors import BadRequest
 from inferkit.online.facts import read_facts
 from inferkit.online.join import INSTANCES_PATH
 from inferkit.online.router.dispatcher import PairDispatcher
-from inferkit.online.router_signature import HEADER, RouterSignatures
+from inferkit.online.router_signature import HEADER, RouterSignatures, Unsigned
 from inferkit.online.service import GenerationService
 
 
@@ -34,11 +35,22 @@ def make_router_app(
     signed = signatures or RouterSignatures()
     app = make_app(service, facts=facts, sampling_defaults=sampling_defaults)
 
+    def check_sender(request: Request, body: bytes = b"") -> None:
+        """Clients may reach this interface too, and who joins is sent what they ask."""
+        path = request.url.path
+        signed.check(request.headers.get(HEADER, ""), request.method, path, body)
+        if not signed.is_on and not _is_of_this_host(request):
+            raise Unsigned(
+                f"{path}: instances of other hosts join and leave with a signature only; give the "
+                "router and them one secret (disagg.secret_env), or list them in "
+                "router.prefill_urls and router.decode_urls"
+            )
+
     @app.post(INSTANCES_PATH)
     async def join(request: Request) -> dict[str, Any]:
         """An instance is there; it says so every few seconds."""
         body = await request.body()
-        signed.check(request.headers.get(HEADER, ""), "POST", INSTANCES_PATH, body)
+        check_sender(request, body)
         try:
             dispatcher.join(read_facts(msgspec.json.decode(body)))
         except RequestError as error:
@@ -52,8 +64,18 @@ def make_router_app(
     @app.delete(INSTANCES_PATH + "/{instance_id}")
     async def leave(request: Request, instance_id: str) -> dict[str, bool]:
         """An instance gets no new request; those that run there go on."""
-        given = request.headers.get(HEADER, "")
-        signed.check(given, "DELETE", f"{INSTANCES_PATH}/{instance_id}")
+        check_sender(request)
         return {"left": dispatcher.leave(instance_id)}
 
     return app
+
+
+def _is_of_this_host(request: Request) -> bool:
+    """A process of this host that connects to one of its own addresses has the same itself."""
+    server = request.scope.get("server")
+    host = "" if request.client is None else request.client.host
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:  # what a proxy says need not be an address
+        return False
+    return is_loopback or (server is not None and host == server[0])

@@ -6,12 +6,13 @@ To the service above it, it is what `DPDispatcher` is inside one instance.
 import asyncio
 import logging
 import random
+from collections.abc import Coroutine
 from typing import Any
 
 from inferkit.core.protocols import Clock
 from inferkit.core.sampling_params import SamplingParams
 from inferkit.kv_transfer.identity import Peer
-from inferkit.online.errors import ServiceError, Unavailable
+from inferkit.online.errors import GenerationFailed, ServiceError, Unavailable
 from inferkit.online.facts import InstanceFacts, Side
 from inferkit.online.instance import Instance, draw_room
 from inferkit.online.router.leg_client import LegClient
@@ -59,14 +60,14 @@ class PairDispatcher:
         self.retries = retries
         self.first_token = first_token
         self.pairs = PairTable(registry=registry, policy=policy, clock=clock)
-        self.legs = LegClient(signatures=signatures)
+        self.legs = LegClient(clock=clock, signatures=signatures)
         self.failure: ServiceError | None = None
         """Why no request can be served any more."""
         self.changed = asyncio.Event()
         """Set whenever it may take requests now that did not."""
         self.num_retries = 0
         self.num_ignored_outputs = 0
-        self.poller = Poller(registry=registry, on_change=self.on_change)
+        self.poller = Poller(registry=registry, on_change=self.on_change, spawn=self._spawn)
         self._attempts = AttemptNumbers()
         self._streams: set[RoutedStream] = set()
         self._wake = asyncio.Event()
@@ -76,7 +77,7 @@ class PairDispatcher:
     # -- start and end -------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._proving = asyncio.create_task(self._prove())
+        self._proving = self._spawn(self._prove())
         self.poller.start()
 
     async def close(self) -> None:
@@ -87,7 +88,7 @@ class PairDispatcher:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self.legs.close()
+        self.legs.close()
 
     def fail(self, error: ServiceError) -> None:
         """End all generations with this error, and refuse new ones."""
@@ -96,6 +97,17 @@ class PairDispatcher:
         for stream in list(self._streams):
             stream.fail(error)
         self.changed.set()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task without which the router is of no use."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._on_task_end)
+        return task
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the router failed", exc_info=error)
+            self.fail(GenerationFailed(f"the router failed: {error}"))
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -210,7 +222,7 @@ class PairDispatcher:
         while True:
             self._wake.clear()
             for route in self.pairs.probes_due():
-                task = asyncio.create_task(self._probe(route))
+                task = self._spawn(self._probe(route))
                 self._probes.add(task)
                 task.add_done_callback(self._probes.discard)
             due_s = self.pairs.next_probe_s()

@@ -5,25 +5,29 @@ The connection is the request: closing it cancels, and a cancel cannot overtake 
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections import defaultdict
+from collections.abc import AsyncGenerator
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 
 from inferkit.core.messages import DECODE_ERRORS, Generate, Output, encode
+from inferkit.core.protocols import Clock
 from inferkit.online.facts import InstanceFacts
 from inferkit.online.leg_frames import LEG_PATH, FrameError, FrameReader
+from inferkit.online.router.leg_connection import ConnectionBroken, LegConnection
 from inferkit.online.router.routed_request import Fault, LegFailure
 from inferkit.online.router_signature import RouterSignatures
 
-CONNECT_LIMIT_S = 5.0
-SEND_LIMIT_S = 30.0
 KEEP_ALIVE_S = 2.0
 """Less than a server waits, so that it is never the server that closes a connection in use."""
+MAX_IDLE = 64
+"""Connections per instance that wait for the next leg."""
 END_LIMIT_S = 1.0
 """After its last output a body ends at once; then the connection serves another leg."""
 MAX_ERROR_LEN = 2000
+MAX_ERROR_BYTES = 64 << 10
 _FAULTS = {400: Fault.REFUSED, 413: Fault.REFUSED, 409: Fault.CONFLICT, 503: Fault.UNAVAILABLE}
 AWAY_CODES = frozenset({"other_epoch", "draining", "unknown_bootstrap"})
 """Codes of a 503 that say: not here; nothing is broken."""
@@ -36,24 +40,21 @@ class LegFailed(Exception):
 
 
 class LegClient:
-    """Opens legs; one for all requests of a router. `close` ends it."""
+    """Opens legs; one for all requests of a router. `close` ends connections that wait."""
 
-    def __init__(self, *, signatures: RouterSignatures | None = None) -> None:
+    def __init__(self, *, clock: Clock, signatures: RouterSignatures | None = None) -> None:
+        self.clock = clock
         self.signatures = signatures or RouterSignatures()
-        # No proxy of the environment comes between instances, and no limit: the instances have one.
-        # They speak plain HTTP, so no certificates are loaded.
-        self._http = httpx.AsyncClient(
-            trust_env=False,
-            verify=False,
-            timeout=httpx.Timeout(None, connect=CONNECT_LIMIT_S, write=SEND_LIMIT_S),
-            limits=httpx.Limits(
-                max_connections=None, max_keepalive_connections=256, keepalive_expiry=KEEP_ALIVE_S
-            ),
-        )
+        self.num_open = 0
+        """Connections that run a leg now."""
+        self._idle: defaultdict[str, list[LegConnection]] = defaultdict(list)
         self._decoder: msgspec.msgpack.Decoder[Output] = msgspec.msgpack.Decoder(Output)
 
-    async def close(self) -> None:
-        await self._http.aclose()
+    def close(self) -> None:
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.close()
+        self._idle.clear()
 
     async def outputs(
         self, instance: InstanceFacts, message: Generate
@@ -63,55 +64,96 @@ class LegClient:
         Raises:
             LegFailed: it was refused, or ended before its end.
         """
-        body = encode(message)
-        headers = self.signatures.headers("POST", LEG_PATH, body)
-        request = self._http.stream(
-            "POST",
-            f"{instance.url}{LEG_PATH}",
-            content=body,
-            headers={"content-type": "application/msgpack", **headers},
-        )
+        connection = None
         is_over = False
+        self.num_open += 1
         try:
-            async with request as response:
-                if response.status_code != 200:
-                    raise LegFailed(_refusal(response.status_code, await response.aread()))
+            connection = self._take(instance.url) or await _connect(instance.url)
+            status = await self._post(connection, instance, message)
+            async with contextlib.aclosing(connection.pieces()) as pieces:
+                if status != 200:
+                    raise LegFailed(_refusal(status, await _whole(pieces)))
                 reader = FrameReader()
-                chunks = response.aiter_raw()
-                async for chunk in chunks:
-                    for frame in reader.feed(chunk):
+                async for piece in pieces:
+                    for frame in reader.feed(piece):
                         output = self._read(frame, instance, message)
-                        is_over = output.finish_reason is not None
+                        is_over = is_over or output.finish_reason is not None
                         yield output
                     if is_over:
                         break
-                if is_over:
-                    await _drain(chunks)
-                    return
-        except (httpx.HTTPError, FrameError) as error:
+                if not is_over:
+                    raise LegFailed(LegFailure(Fault.BROKEN, "it has ended without an end"))
+                await _drain(pieces)
+        except (ConnectionBroken, FrameError) as error:
             if not is_over:
-                raise LegFailed(LegFailure(Fault.BROKEN, _text_of(error))) from error
-            return
-        raise LegFailed(LegFailure(Fault.BROKEN, "it has closed the connection too early"))
+                raise LegFailed(LegFailure(Fault.BROKEN, str(error))) from error
+        finally:
+            self.num_open -= 1
+            if connection is not None:
+                self._put_back(instance.url, connection)
+
+    async def _post(
+        self, connection: LegConnection, instance: InstanceFacts, message: Generate
+    ) -> int:
+        body = encode(message)
+        headers = {"content-type": "application/msgpack"}
+        headers |= self.signatures.headers("POST", LEG_PATH, body)
+        return await connection.post(urlsplit(instance.url).netloc, LEG_PATH, body, headers)
 
     def _read(self, frame: bytes, instance: InstanceFacts, message: Generate) -> Output:
         try:
             output = self._decoder.decode(frame)
         except DECODE_ERRORS as error:
-            raise LegFailed(
-                LegFailure(Fault.BROKEN, f"it has answered nonsense: {error}")
-            ) from None
+            detail = f"it has answered nonsense: {error}"
+            raise LegFailed(LegFailure(Fault.BROKEN, detail)) from None
         expected = (instance.peer, message.epoch, message.key)
         if ((output.instance_id, output.epoch), output.peer_epoch, output.key) != expected:
             detail = f"it has answered for another request: room and attempt {output.key}"
             raise LegFailed(LegFailure(Fault.BROKEN, detail))
         return output
 
+    # -- connections that wait -----------------------------------------------------------------
 
-async def _drain(chunks: AsyncIterator[bytes]) -> None:
+    def _take(self, url: str) -> LegConnection | None:
+        connections = self._idle[url]
+        while connections:
+            connection = connections.pop()
+            if connection.is_usable and self.clock() - connection.idle_since_s < KEEP_ALIVE_S:
+                return connection
+            connection.close()
+        return None
+
+    def _put_back(self, url: str, connection: LegConnection) -> None:
+        """Keep a connection whose leg has ended well; close any other."""
+        if not connection.is_usable:
+            connection.close()
+            return
+        connection.idle_since_s = self.clock()
+        connections = self._idle[url]
+        connections.append(connection)
+        oldest = connections[0]
+        if len(connections) > MAX_IDLE or self.clock() - oldest.idle_since_s > KEEP_ALIVE_S:
+            connections.pop(0).close()
+
+
+async def _connect(url: str) -> LegConnection:
+    parts = urlsplit(url)
+    return await LegConnection.open(parts.hostname or "", parts.port or 80)
+
+
+async def _whole(pieces: AsyncGenerator[bytes, None]) -> bytes:
+    body = b""
+    async for piece in pieces:
+        body += piece
+        if len(body) > MAX_ERROR_BYTES:
+            raise ConnectionBroken("its refusal has no end")
+    return body
+
+
+async def _drain(pieces: AsyncGenerator[bytes, None]) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(END_LIMIT_S):
-            async for _ in chunks:
+            async for _ in pieces:
                 pass
 
 
@@ -128,8 +170,3 @@ def _refusal(status: int, body: bytes) -> LegFailure:
     if fault is Fault.UNAVAILABLE and code in AWAY_CODES:
         fault = Fault.AWAY
     return LegFailure(fault, text[:MAX_ERROR_LEN])
-
-
-def _text_of(error: Exception) -> str:
-    """Some exceptions of the HTTP client have no text."""
-    return f"{error} ({type(error).__name__})" if str(error) else type(error).__name__

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import httpx
 import msgspec
@@ -27,18 +28,26 @@ class Poller:
 
     Args:
         on_change: called after each look, with the peers that are gone.
+        spawn: starts a task whose failure is its owner's.
     """
 
-    def __init__(self, *, registry: Registry, on_change: Callable[[list[Peer]], None]) -> None:
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        on_change: Callable[[list[Peer]], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
         self.registry = registry
         self.on_change = on_change
+        self.spawn = spawn
         self._http = httpx.AsyncClient(trust_env=False, verify=False, timeout=LIMIT_S)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._wakes: dict[str, asyncio.Event] = {}
         self._sweeping: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._sweeping = asyncio.create_task(self._sweep())
+        self._sweeping = self.spawn(self._sweep())
         self.follow()
 
     async def close(self) -> None:
@@ -56,7 +65,7 @@ class Poller:
             del self._wakes[url]
         for url in urls - self._tasks.keys():
             self._wakes[url] = asyncio.Event()
-            self._tasks[url] = asyncio.create_task(self._watch(url, self._wakes[url]))
+            self._tasks[url] = self.spawn(self._watch(url, self._wakes[url]))
 
     def wake(self, url: str) -> None:
         """Ask this one now."""

@@ -57,12 +57,19 @@ class _Place:
 class Registry:
     """Args:
     prefill_urls, decode_urls: of instances that are always asked for.
+    model: that the router tokenises for; "" = any.
     """
 
     def __init__(
-        self, *, prefill_urls: Iterable[str], decode_urls: Iterable[str], clock: Clock
+        self,
+        *,
+        prefill_urls: Iterable[str],
+        decode_urls: Iterable[str],
+        clock: Clock,
+        model: str = "",
     ) -> None:
         self.clock = clock
+        self.model = model
         self._places: dict[str, _Place] = {}
         for side, urls in ((Side.PREFILL, prefill_urls), (Side.DECODE, decode_urls)):
             for url in urls:
@@ -78,7 +85,7 @@ class Registry:
         Raises:
             ValueError: it cannot work with this router, or its address is taken by the other side.
         """
-        fault = _misfit(facts)
+        fault = self._misfit(facts)
         place = self._places.get(facts.url)
         if place is not None and place.side is not facts.side:
             fault = f"{facts.url} is known as a {place.side} instance, not as {facts.side}"
@@ -111,7 +118,7 @@ class Registry:
         place = self._places.get(url)
         if place is None:
             return []
-        fault = _misfit(facts)
+        fault = self._misfit(facts)
         if facts.side is not place.side:
             fault = f"it is a {facts.side} instance; the router takes it for {place.side}"
         place.last_sign_s = self.clock()
@@ -240,12 +247,16 @@ class Registry:
         if not place.is_listed:
             del self._places[place.url]
 
-
-def _misfit(facts: InstanceFacts) -> str:
-    """Why this router cannot use an instance; "" = it can."""
-    if facts.protocol_version != PROTOCOL_VERSION:
-        return (
-            f"{facts.instance_id} speaks protocol_version={facts.protocol_version}, the router "
-            f"{PROTOCOL_VERSION}; run the same release of inferkit on all instances"
-        )
-    return ""
+    def _misfit(self, facts: InstanceFacts) -> str:
+        """Why this router cannot use an instance; "" = it can."""
+        if facts.protocol_version != PROTOCOL_VERSION:
+            return (
+                f"{facts.instance_id} speaks protocol_version={facts.protocol_version}, the router "
+                f"{PROTOCOL_VERSION}; run the same release of inferkit on all instances"
+            )
+        if facts.model and self.model and facts.model != self.model:
+            return (
+                f"{facts.instance_id} computes model.name={facts.model!r}, the router tokenises "
+                f"for {self.model!r}; start both with the same model"
+            )
+        return ""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import socket
 
     from inferkit.online.model_side import ModelSide
+    from inferkit.online.router.dispatcher import PairDispatcher
     from inferkit.online.router.server import Router
 
 logger = logging.getLogger(__name__)
@@ -86,11 +87,17 @@ class RouterRunner:
             http_server(routed.app, listener) as serving,
         ):
             stopping = asyncio.create_task(ending.first.wait())
+            failing = asyncio.create_task(_until_failed(routed.dispatcher))
             with ending.on_signals():
-                await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    {serving, stopping, failing}, return_when=asyncio.FIRST_COMPLETED
+                )
+                failing.cancel()
                 if serving.done():
                     serving.result()
                     raise WorkerError("the HTTP server has ended by itself")
+                if routed.dispatcher.failure is not None:
+                    raise WorkerError(str(routed.dispatcher.failure))
                 await self._drain(routed, ending)
 
     async def _drain(self, routed: "Router", ending: "_Ending") -> None:
@@ -131,6 +138,11 @@ class _Ending:
 
     def _on_signal(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
+
+
+async def _until_failed(dispatcher: "PairDispatcher") -> None:
+    while dispatcher.failure is None:
+        await dispatcher.until_changed()
 
 
 def _urls(key: str, urls: list[str]) -> list[str]:

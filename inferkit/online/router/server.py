@@ -55,7 +55,9 @@ async def routing(
         on_ready: called once a pair has generated.
     """
     instance, signatures = Instance.draw("router"), RouterSignatures(secret)
-    registry = Registry(prefill_urls=prefill_urls, decode_urls=decode_urls, clock=clock)
+    registry = Registry(
+        prefill_urls=prefill_urls, decode_urls=decode_urls, clock=clock, model=model.name
+    )
     dispatcher = PairDispatcher(
         instance=instance,
         registry=registry,

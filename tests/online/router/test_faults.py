@@ -102,6 +102,7 @@ def test_every_request_ends_with_its_own_text_or_an_error():
             for fake in fakes:
                 fake.script = None
             await routed.pairs_proven(6)
+            await until(lambda: routed.dispatcher.legs.num_open == 0)
             answers = [await routed.generate("xyz", max_tokens=6) for _ in range(6)]
             assert [answer.json()["output"] for answer in answers] == ["xyzxyz"] * 6
             await fakes[4].stop()

@@ -37,7 +37,7 @@ def facts(url, epoch=1, **changes):
 
 def make(prefills=(P1, P2), decodes=(D1, D2), policy=Policy.HASH):
     clock = VirtualClock()
-    registry = Registry(prefill_urls=prefills, decode_urls=decodes, clock=clock)
+    registry = Registry(prefill_urls=prefills, decode_urls=decodes, clock=clock, model="a")
     for url in (*prefills, *decodes):
         registry.answered(url, facts(url))
     pairs = PairTable(registry=registry, policy=policy, clock=clock)
@@ -145,6 +145,7 @@ def test_leaving_is_no_loss_and_coming_back_is_no_surprise():
     [
         (facts(D1, protocol_version=PROTOCOL_VERSION + 1), "run the same release"),
         (facts(P1, side=Side.DECODE), "is known as a prefill instance"),
+        (facts(D1, model="b"), "computes model.name='b', the router tokenises for 'a'; start both"),
     ],
 )
 def test_who_does_not_fit_may_not_join(entry, words):

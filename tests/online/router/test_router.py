@@ -6,6 +6,7 @@ import json
 import time
 from collections import Counter
 
+import httpx
 import pytest
 
 from inferkit.core.request import FinishReason
@@ -655,6 +656,49 @@ def test_instances_join_and_leave():
             assert (await running).status_code == 200, "what runs goes on"
             left = await routed.client.delete(f"/instances/{d.instance_id}")
             assert left.json() == {"left": False}
+
+    run(check())
+
+
+def test_without_a_secret_only_this_host_may_join():
+    async def check():
+        async with router_of(proven=0) as routed:
+            body = FakeInstance(Side.PREFILL, url="http://127.0.0.1:1").facts.to_json()
+            statuses = {}
+            for host in ("127.0.0.1", "::1", "203.0.113.9", "unknown", "10.0.0.7"):
+                transport = httpx.ASGITransport(app=routed.router.app, client=(host, 5))
+                options = {"transport": transport, "base_url": "http://10.0.0.7:8000"}
+                async with httpx.AsyncClient(**options) as client:
+                    response = await client.post("/instances", json=body)
+                    statuses[host] = response.status_code
+                    deleted = await client.delete("/instances/x")
+                    assert deleted.status_code == response.status_code
+            assert statuses == {
+                "127.0.0.1": 200,
+                "::1": 200,
+                "203.0.113.9": 401,
+                "unknown": 401,
+                "10.0.0.7": 200,
+            }
+
+    run(check())
+
+
+def test_a_router_that_fails_inside_says_so_and_takes_nothing():
+    async def check():
+        async with instances(1, 1) as (p, d), router_of(p, d) as routed:
+            d.script = silent
+            running = asyncio.create_task(routed.generate())
+            await until(lambda: bool(d.requests()))
+
+            async def broken():
+                raise KeyError("nobody expected this")
+
+            routed.dispatcher._spawn(broken())
+            assert (await running).status_code == 500
+            response = await routed.generate()
+            assert response.status_code == 503 and "the router failed" in response.text
+            assert (await routed.client.get("/ready")).json()["status"] == "failed"
 
     run(check())
 
