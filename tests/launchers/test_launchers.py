@@ -188,6 +188,12 @@ def test_the_router_starts_on_another_node_where_it_is_told_to(tmp_path):
     assert f"disagg.router_url=http://{HERE}:9000" in commands["prefill"]
 
 
+def test_the_router_has_the_secret_of_its_instances(tmp_path):
+    commands = shown_commands("pd_node.sh", THERE, HERE, directory=tmp_path, INFERKIT_SECRET="s")
+    for role in ("router", "decode"):
+        assert "disagg.secret_env=INFERKIT_SECRET" in commands[role]
+
+
 def test_a_node_in_both_lists_is_told_its_role(tmp_path):
     for role, expected in (("prefill", ["prefill"]), ("decode", ["router", "decode"])):
         commands = shown_commands("pd_node.sh", HERE, HERE, directory=tmp_path, PD_ROLE=role)
