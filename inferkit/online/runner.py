@@ -305,7 +305,9 @@ def listening(
         ConfigError: the address is not of this machine, or in use.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # Only with its protocol named do connections send small pieces at once: asyncio turns the delay
+    # of TCP off where it sees it.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

@@ -1,5 +1,6 @@
 """What the parent of an instance binds, and what it tells clients of its end."""
 
+import asyncio
 import socket
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from inferkit.core.errors import ConfigError, WorkerError
 from inferkit.online.errors import GenerationFailed, Unavailable
 from inferkit.online.runner import for_clients, listening, url_of
+from tests.online.serving import run
 
 
 def test_a_free_port_is_chosen_and_told():
@@ -14,6 +16,25 @@ def test_a_free_port_is_chosen_and_told():
         url = url_of(listener)
         port = int(url.removeprefix("http://127.0.0.1:"))
         socket.create_connection(("127.0.0.1", port)).close()
+
+
+def test_connections_send_small_pieces_at_once():
+    async def check():
+        accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        async def serve(reader, writer):
+            sock = writer.get_extra_info("socket")
+            accepted.set_result(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        listener = listening("127.0.0.1", 0)
+        async with await asyncio.start_server(serve, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            # Without it a token waits until the one before it is acknowledged, 40 ms later.
+            assert await accepted
+            writer.close()
+
+    run(check())
 
 
 def test_a_port_in_use_and_a_foreign_address_are_named():
