@@ -52,6 +52,9 @@ if [ -n "$(own_address "$router_ip")" ] && [ "$roles" != prefill ]; then
 elif [ -n "$(own_address "$router_ip")" ] && [ -z "$decode_address" ]; then
   roles="router $roles"
 fi
+if [ -z "$roles" ] && [ -n "${NODE_RANK:-}" ]; then
+  fail "NODE_RANK=$NODE_RANK is a position in one of the lists, and no address of this node says in which; set PD_ROLE=prefill or PD_ROLE=decode too"
+fi
 if [ -z "$roles" ]; then
   fail "none of $prefill_ips,$decode_ips is an address of this node (it has:$(own_addresses | sed 's/^ */ /')); correct the lists"
 fi

@@ -209,6 +209,7 @@ def test_a_node_in_both_lists_is_told_its_role(tmp_path):
         ("pd_node.sh", [f"{HERE},,{THERE}", THERE], {}, "prefill nodes 127.0.0.1,,203.0.113.7 has"),
         ("pd_node.sh", [f"{HERE},{HERE}", THERE], {}, "prefill nodes names 127.0.0.1 twice"),
         ("pd_node.sh", [THERE, "203.0.113.8"], {}, "none of 203.0.113.7,203.0.113.8 is an addr"),
+        ("pd_node.sh", [THERE, THERE], {"NODE_RANK": "0"}, "NODE_RANK=0 is a position in one of"),
         ("pd_decode.sh", [HERE, THERE], {}, "none of the decode nodes 203.0.113.7 is an address"),
         ("pd_router.sh", [HERE, THERE], {}, "the router belongs on 203.0.113.7, which is no addr"),
         ("pd_node.sh", [HERE, HERE], {}, "this node is in both lists (127.0.0.1, 127.0.0.1); set"),
