@@ -19,7 +19,14 @@ from inferkit.kv_transfer.actions import (
 )
 from inferkit.kv_transfer.identity import PinnedPair, TransferKey
 from inferkit.scheduler.decode_room import DecodeRoom
-from inferkit.scheduler.disagg import DisaggScheduler, Transfer, handoff_of, key_of, pinned_pair
+from inferkit.scheduler.disagg import (
+    DisaggScheduler,
+    Transfer,
+    handoff_of,
+    key_of,
+    pinned_pair,
+    remaining_ms,
+)
 from inferkit.scheduler.scheduler import MAX_HEAD_SKIPS, MAX_PASSERS
 
 logger = logging.getLogger(__name__)
@@ -144,14 +151,13 @@ class DecodeDisaggScheduler(DisaggScheduler):
     # -- in and out ----------------------------------------------------------------------------
 
     def _accept(self, request: Request) -> Sequence[Action]:
-        handoff = handoff_of(request)
         actions = self.transfer.accept(
             key_of(request),
             pinned_pair(request),
-            bootstrap_url=handoff.pair.bootstrap_url,
+            bootstrap_url=handoff_of(request).pair.bootstrap_url,
             kv_len=request.num_prompt_tokens,
             seed=request.seed,
-            remaining_ms=handoff.remaining_ms,
+            remaining_ms=remaining_ms(request),
         )
         self.prealloc_queue[request.request_id] = request
         return actions

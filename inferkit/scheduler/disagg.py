@@ -22,6 +22,9 @@ REASONS: Mapping[Code, FinishReason] = {
     Code.UNAVAILABLE: FinishReason.UNAVAILABLE,
 }
 
+MAX_REMAINING_MS = 1_800_000
+"""Of a request whose sender names no limit; no deadline is longer."""
+
 
 class Transfer(Protocol):
     """Of either side. Each call returns the actions that concern the scheduler, in order."""
@@ -180,6 +183,11 @@ class DisaggScheduler(Scheduler):
 def handoff_of(request: Request) -> Handoff:
     assert request.handoff is not None, "a request without another half is refused"
     return request.handoff
+
+
+def remaining_ms(request: Request) -> int:
+    """Time that was left when the request arrived."""
+    return handoff_of(request).remaining_ms or MAX_REMAINING_MS
 
 
 def key_of(request: Request) -> TransferKey:

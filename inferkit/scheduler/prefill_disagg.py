@@ -9,7 +9,7 @@ from inferkit.core.step_output import StepOutput
 from inferkit.kv_cache.single_type_manager import SingleTypeKVCacheManager
 from inferkit.kv_transfer.actions import Action, BlockIds, FirstToken, Ready
 from inferkit.kv_transfer.identity import Peer, PinnedPair, TransferKey
-from inferkit.scheduler.disagg import DisaggScheduler, Transfer, handoff_of, key_of, pinned_pair
+from inferkit.scheduler.disagg import DisaggScheduler, Transfer, key_of, pinned_pair, remaining_ms
 
 
 class PrefillTransfer(Transfer, Protocol):
@@ -79,7 +79,7 @@ class PrefillDisaggScheduler(DisaggScheduler):
         actions = self.transfer.accept(
             key_of(request),
             pinned_pair(request),
-            remaining_ms=handoff_of(request).remaining_ms,
+            remaining_ms=remaining_ms(request),
         )
         self.bootstrap_queue[request.request_id] = request
         return actions

@@ -1,4 +1,5 @@
 import logging
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -68,6 +69,15 @@ def test_a_request_goes_through_its_queues():
     assert half.output_token_ids == expected_output(half, 3) and half.is_finished
     link.run()
     link.check_idle()
+
+
+def test_without_a_limit_a_request_has_half_an_hour():
+    link = Link()
+    for scheduler, half in zip((link.prefill, link.decode), link.make(0, 8), strict=True):
+        half.handoff = replace(half.handoff, remaining_ms=0)
+        scheduler.add_request(half)
+    for side in (link.prefill_side, link.decode_side):
+        assert side.records.records[key(0)].deadline == 1800.0
 
 
 def test_the_first_logprobs_come_with_the_first_token():
