@@ -129,9 +129,15 @@ def _unknown_verb(verb: str) -> str:
 
 
 def _check(arguments: Arguments, verb: str) -> int:
-    """The verb `check`: the pre-flight, and what the configuration comes to."""
+    """The verb `check`: the pre-flight, and what the configuration comes to; told by rank 0."""
     command = arguments.command(program_name(), verb)
     verdict = preflight(command, arguments.space())
+    launched = find_launched()
+    if launched is not None and launched.rank != 0:
+        if verdict.is_good:
+            return EXIT_OK
+        time.sleep(REFUSAL_GRACE_S)  # rank 0 must come to say why
+        return EXIT_REFUSED
     if not verdict.is_good:
         _tell(verdict.message)
         return EXIT_REFUSED
@@ -290,7 +296,7 @@ def _call_hydra(
 
 @dataclass(kw_only=True)
 class Jobs:
-    """Runs jobs and keeps how they ended; a failing job never ends the others."""
+    """Runs jobs and keeps how they ended; a failing job never ends the others, a signal does."""
 
     command: str
     """What the user typed; recorded with every job."""
@@ -331,10 +337,14 @@ class Jobs:
                 _log_to_files("job failed", error)
             else:
                 logger.exception("job failed")
-        result = replace(result, seconds=time.monotonic() - start_s)
-        if not self._is_other_rank:
-            result.write(run_dir)
-        self.results.append(result)
+        except (KeyboardInterrupt, SystemExit) as error:
+            result = result.interrupted(error)
+            raise
+        finally:
+            result = replace(result, seconds=time.monotonic() - start_s)
+            if not self._is_other_rank:
+                result.write(run_dir)
+            self.results.append(result)
         return result.metrics
 
     def _run(

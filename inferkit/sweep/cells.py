@@ -1,5 +1,6 @@
 """Results of jobs: one JSON file each, and a table of a sweep's cells."""
 
+import signal
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -10,7 +11,7 @@ from inferkit.config.faults import Cell, varying_overrides
 from inferkit.config.provenance import write_json
 
 RESULT_FILE = "result.json"
-OK, FAILED = "ok", "failed"
+OK, FAILED, INTERRUPTED = "ok", "failed", "interrupted"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,13 @@ class JobResult:
             error=text.splitlines()[0],
             traceback="".join(traceback.format_exception(error)),
         )
+
+    def interrupted(self, error: KeyboardInterrupt | SystemExit) -> "JobResult":
+        """By the signal that the exception stands for: a SystemExit has 128 + its number."""
+        codes = {128 + signum: signum.name for signum in signal.Signals}
+        code = error.code if isinstance(error, SystemExit) else 128 + signal.SIGINT
+        name = codes.get(code, "") if isinstance(code, int) else ""
+        return replace(self, status=INTERRUPTED, error=f"ended by {name or 'its own exit'}")
 
     def write(self, run_dir: Path) -> None:
         write_json(run_dir / RESULT_FILE, asdict(self))

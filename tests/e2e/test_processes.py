@@ -124,6 +124,8 @@ def test_an_interrupted_run_keeps_what_was_finished(tmp_path, model, signum):
     assert f"generations that were finished are kept: {len(lines)}, in " in output
     assert run.returncode == (130 if signum == signal.SIGINT else 143)
     assert not any(part.exists() for part in parts)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["status"], result["error"]) == ("interrupted", f"ended by {signum.name}")
 
 
 @pytest.mark.multiproc
@@ -177,6 +179,16 @@ def test_under_torchrun_the_processes_are_the_ranks(tmp_path, model, expected):
     names = {path.name for path in run_dir.iterdir()}
     assert {"rank0.log", "rank1.log", "metrics.json", "result.json", "provenance.json"} <= names
     assert "workers" not in names
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_under_torchrun_rank_0_alone_tells_what_a_check_found(tmp_path, model, rank):
+    words = command(model, "parallel=tp2")
+    words.insert(2, "check")
+    run = launched(tmp_path, words, (rank, 2, 1))
+    output = finish(run)
+    assert run.returncode == 0, output
+    assert output.startswith("ok: ") if rank == 0 else output == ""
 
 
 @pytest.mark.multiproc

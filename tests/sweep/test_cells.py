@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from inferkit.core.errors import WorkerError
-from inferkit.sweep.cells import FAILED, OK, RESULT_FILE, JobResult, print_table
+from inferkit.sweep.cells import FAILED, INTERRUPTED, OK, RESULT_FILE, JobResult, print_table
 
 
 def result(number: int, **changes: str) -> JobResult:
@@ -25,6 +25,22 @@ def test_a_failure_keeps_first_line_and_traceback() -> None:
     assert outcome.traceback is not None
     assert "test_cells.py" in outcome.traceback
     assert result(0).failed(KeyError()).error == "KeyError"
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (KeyboardInterrupt(), "ended by SIGINT"),
+        (SystemExit(128 + 15), "ended by SIGTERM"),
+        (SystemExit("enough"), "ended by its own exit"),
+        (SystemExit(3), "ended by its own exit"),
+    ],
+)
+def test_an_interrupted_job_names_the_signal(error: BaseException, cause: str) -> None:
+    assert isinstance(error, KeyboardInterrupt | SystemExit)
+    outcome = result(2).interrupted(error)
+
+    assert (outcome.status, outcome.error, outcome.traceback) == (INTERRUPTED, cause, None)
 
 
 def test_write(tmp_path: Path) -> None:
