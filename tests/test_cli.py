@@ -398,7 +398,7 @@ def test_an_interrupt_ends_the_sweep(folder: Path, monkeypatch: pytest.MonkeyPat
         (["--batch-size", "8"], "--batch-size is no flag; options are written KEY=VALUE"),
         (["--cfg", "job", "data.limt=2"], "did you mean data.limit?"),
         (["check", "data.limt=2"], "did you mean data.limit?"),
-        (["+role=prefill"], "options of role: serve"),
+        (["+role=training"], "options of role: cluster, decode, prefill, router, serve"),
         (["-m", "+role=serve"], "a role serves until it is stopped"),
         (["runner=online"], "serves a role; choose one, such as +role=serve"),
         (["--config-name", "other"], "Cannot find primary config 'other'"),
