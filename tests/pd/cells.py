@@ -111,6 +111,23 @@ def is_allowed(values: Mapping[str, Any]) -> bool:
     return Cell(**known).world_size <= 8 and not (known["retracts"] and known["block_size"] == 128)
 
 
+COVER = covering(VALUES)
+SQUARE = [
+    Cell(model=model, prefill=prefill, decode=decode, block_size=block_size)
+    for model in MODELS
+    for prefill in ("tp1", "tp2", "tp4")
+    for decode in ("tp1", "tp2", "tp4")
+    for block_size in (1, 16, 128)
+]
+DEFAULT = [
+    Cell(),
+    Cell(prefill="tp2", decode="tp1", block_size=1, engine="tcp", digest=True),
+    Cell(prefill="tp1", decode="tp2", model="gpt_oss", retracts=True),
+    Cell(prefill="cp2", decode="tp1", model="deepseek_v3", block_size=128, chunks="whole"),
+]
+CELLS_BY_NAME = {str(cell): cell for cell in (*DEFAULT, *COVER, *SQUARE)}
+
+
 def check(pools: Any, cell: Cell, option: str, folder: Any, reference: Reference) -> None:
     """Generate through the deployment of a cell and compare with transformers."""
     num_prefills, num_decodes = cell.counts

@@ -5,23 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.pd.cells import MODELS, VALUES, Cell, check, covering
+from tests.pd.cells import COVER, DEFAULT, MODELS, SQUARE, VALUES, check
 from tests.ranks import RankPool
 
-COVER = covering(VALUES)
-SQUARE = [
-    Cell(model=model, prefill=prefill, decode=decode, block_size=block_size)
-    for model in MODELS
-    for prefill in ("tp1", "tp2", "tp4")
-    for decode in ("tp1", "tp2", "tp4")
-    for block_size in (1, 16, 128)
-]
-DEFAULT = [
-    Cell(),
-    Cell(prefill="tp2", decode="tp1", block_size=1, engine="tcp", digest=True),
-    Cell(prefill="tp1", decode="tp2", model="gpt_oss", retracts=True),
-    Cell(prefill="cp2", decode="tp1", model="deepseek_v3", block_size=128, chunks="whole"),
-]
 CELLS = [
     *(pytest.param(cell, id=str(cell)) for cell in DEFAULT),
     *(pytest.param(cell, id=str(cell), marks=pytest.mark.multiproc) for cell in COVER),
