@@ -91,12 +91,11 @@ class TcpEngine(BaseEngine):
 
     def close(self) -> None:
         super().close()
-        with self._links_lock:
-            links: list[Incoming | Outgoing] = [*self._incoming, *self._outgoing]
         for io in self._io:
             io.close()
         self._io = []
-        # No thread is left: nothing is being copied any more.
+        # No thread is left: nothing is being copied any more, and nobody is let in.
+        links: list[Incoming | Outgoing] = [*self._incoming, *self._outgoing]
         for link in links:
             link.close("the engine was closed")
         if self._listener is not None:
