@@ -251,6 +251,7 @@ class GenerationService:
                 sampling=sampling,
                 seed=seed,
                 room=call.room or draw_room(),
+                is_room_given=call.room is not None,
                 sample_index=sample_index,
                 request_id=call.request_id,
                 remaining_s=deadline_s - now_s + BACK_STOP_S,

@@ -22,6 +22,8 @@ class Work:
     """With `max_tokens`."""
     seed: int
     room: int
+    is_room_given: bool = False
+    """By the client; else it was drawn, and nobody else has it."""
     sample_index: int = 0
     request_id: str = ""
     remaining_s: float = 0.0

@@ -126,6 +126,7 @@ class PairDispatcher:
         request = RoutedRequest(
             header=self.instance.header,
             room=work.room,
+            is_room_given=work.is_room_given,
             max_attempts=max_attempts,
             choose=choose,
             next_attempt=self._attempts.next,

@@ -130,6 +130,7 @@ class RoutedRequest:
 
     Args:
         header: fields of the router's own messages.
+        is_room_given: by the client, who then hears of a conflict.
         max_attempts: the first one and its retries.
         first_token: decode = tokens come from the decode leg only; prefill = the first one goes
             to the client as soon as the prefill leg has it.
@@ -142,6 +143,7 @@ class RoutedRequest:
         *,
         header: Mapping[str, Any],
         room: int,
+        is_room_given: bool = False,
         max_attempts: int,
         choose: Choose,
         next_attempt: Callable[[], int],
@@ -151,6 +153,7 @@ class RoutedRequest:
     ) -> None:
         self.header = header
         self.room = room
+        self.is_room_given = is_room_given
         self.max_attempts = max_attempts
         self.choose = choose
         self.next_attempt = next_attempt
@@ -314,7 +317,7 @@ class RoutedRequest:
     def _give_up(self) -> list[Action]:
         if not self.failed:
             return self.fail(Unavailable(self.nobody()))
-        if self.failed[-1].failure.fault is Fault.CONFLICT:
+        if self.is_room_given and self.failed[-1].failure.fault is Fault.CONFLICT:
             return self.fail(
                 RoomInUse(
                     f"bootstrap_room={self.room} belongs to a request that still runs "

@@ -239,11 +239,17 @@ def test_a_failure_closes_the_other_leg_before_the_next_attempt():
     ],
 )
 def test_what_the_client_hears_of_each_fault_and_whether_it_counts(fault, error, counts):
-    request, _ = started(max_attempts=1)
+    request, _ = started(max_attempts=1, is_room_given=True)
     actions = request.on_leg_failed(1, Side.PREFILL, LegFailure(fault, "the cause"))
     assert isinstance(actions[-1].error, error) and "the cause" in str(actions[-1].error)
     assert any(isinstance(action, Report) for action in actions) == counts
     assert CloseLegs(1, frozenset({Side.DECODE})) in actions
+
+
+def test_a_conflict_about_a_room_that_was_drawn_is_no_fault_of_the_client():
+    request, _ = started(max_attempts=1)
+    failure = LegFailure(Fault.CONFLICT, "not over yet")
+    assert isinstance(request.on_leg_failed(1, Side.DECODE, failure)[-1].error, Unavailable)
 
 
 def test_an_attempt_after_a_conflict_waits():
