@@ -190,7 +190,8 @@ def _leg_role(
     disagg = config.disagg
     if disagg.mode is DisaggMode.none:
         return None
-    hosts = disagg.prefill_ips or [LOOPBACK]
+    # With port 0 each has its own, which the router knows.
+    hosts = (disagg.prefill_ips or [LOOPBACK]) if disagg.bootstrap_port else []
     return LegRole(
         side=Side(disagg.mode),
         url=url,

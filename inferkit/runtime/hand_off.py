@@ -209,6 +209,8 @@ class HandOff:
         }
 
     def _all_reduce_min(self, votes: list[int]) -> list[int]:
+        if self.comm.layout.attn_tp_size == 1:
+            return votes  # ranks that share prompts by context hold requests of their own
         group = self.comm.group("tp_cpu_group")
         minimum: list[int] = group.all_reduce(torch.tensor(votes), "min").tolist()
         return minimum

@@ -105,10 +105,15 @@ def covering(values: Mapping[str, Sequence[Any]]) -> list[Cell]:
 
 
 def is_allowed(values: Mapping[str, Any]) -> bool:
-    """More than eight processes tell nothing new; with blocks of 128 nothing has to be retracted
-    that one block does not hold."""
+    """More than eight processes tell nothing new. Blocks run short only where one rank has all
+    requests and each token takes a block."""
     known = {f.name: f.default for f in fields(Cell)} | dict(values)
-    return Cell(**known).world_size <= 8 and not (known["retracts"] and known["block_size"] == 128)
+    retracts_in_vain = known["retracts"] and (
+        values.get("block_size", 1) != 1
+        or values.get("decode", "tp1") not in ("tp1", "tp2", "tp4")
+        or values.get("topology", "1p1d")[2] != "1"
+    )
+    return Cell(**known).world_size <= 8 and not retracts_in_vain
 
 
 COVER = covering(VALUES)
@@ -122,7 +127,7 @@ SQUARE = [
 DEFAULT = [
     Cell(),
     Cell(prefill="tp2", decode="tp1", block_size=1, engine="tcp", digest=True),
-    Cell(prefill="tp1", decode="tp2", model="gpt_oss", retracts=True),
+    Cell(prefill="tp1", decode="tp2", model="gpt_oss", block_size=1, retracts=True),
     Cell(prefill="cp2", decode="tp1", model="deepseek_v3", block_size=128, chunks="whole"),
 ]
 CELLS_BY_NAME = {str(cell): cell for cell in (*DEFAULT, *COVER, *SQUARE)}
