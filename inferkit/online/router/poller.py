@@ -92,7 +92,7 @@ class Poller:
         except httpx.TimeoutException:
             self.registry.missed(url, f"no answer within {LIMIT_S:g} s", is_definite=False)
         except httpx.HTTPError as error:
-            text = str(error) or type(error).__name__
+            text = str(error) or f"its connection broke ({type(error).__name__})"
             self.registry.missed(url, text, is_definite=True)
         except (RequestError, *DECODE_ERRORS) as error:
             self.registry.missed(url, f"it is no instance: {error}", is_definite=True)
