@@ -70,6 +70,7 @@ class PairDispatcher:
         self.poller = Poller(registry=registry, on_change=self.on_change, spawn=self._spawn)
         self._attempts = AttemptNumbers()
         self._streams: set[RoutedStream] = set()
+        self._probe_streams: dict[RoutedStream, Route] = {}
         self._wake = asyncio.Event()
         self._proving: asyncio.Task[None] | None = None
         self._probes: set[asyncio.Task[None]] = set()
@@ -94,7 +95,7 @@ class PairDispatcher:
         """End all generations with this error, and refuse new ones."""
         if self.failure is None:
             self.failure = error
-        for stream in list(self._streams):
+        for stream in [*self._streams, *self._probe_streams]:
             stream.fail(error)
         self.changed.set()
 
@@ -120,9 +121,12 @@ class PairDispatcher:
         missing = self.missing()
         if missing:
             raise Unavailable("; ".join(missing))
-        return self._send(work, self.pairs.choose, 1 + self.retries)
+        stream = self._make(work, self.pairs.choose, 1 + self.retries)
+        self._streams.add(stream)
+        stream.start()
+        return stream
 
-    def _send(self, work: Work, choose: Choose, max_attempts: int) -> RoutedStream:
+    def _make(self, work: Work, choose: Choose, max_attempts: int) -> RoutedStream:
         request = RoutedRequest(
             header=self.instance.header,
             room=work.room,
@@ -134,14 +138,12 @@ class PairDispatcher:
             conflict_delay_s=lambda: random.uniform(*CONFLICT_DELAY_S),
             nobody=lambda: "; ".join(self.missing()),
         )
-        stream = RoutedStream(work, request=request, router=self)
-        self._streams.add(stream)
-        stream.start()
-        return stream
+        return RoutedStream(work, request=request, router=self)
 
     def forget(self, stream: RoutedStream) -> None:
         """Called by a stream that is over."""
         self._streams.discard(stream)
+        self._probe_streams.pop(stream, None)
         self.num_ignored_outputs += stream.request.num_ignored
 
     # -- what is known of the instances ----------------------------------------------------------
@@ -200,10 +202,15 @@ class PairDispatcher:
         """The registry may have changed."""
         self.poller.follow()
         self.pairs.refresh()
+        self.legs.prune()
         if gone:
             lost = set(gone)
             for stream in list(self._streams):
                 stream.lose(lambda facts: facts.peer in lost)
+        for stream, route in list(self._probe_streams.items()):
+            if not self.pairs.has(route):
+                # An instance that drains need not wait for the end of a probe.
+                stream.fail(Unavailable("an instance of the pair has gone"))
         self._wake.set()
 
     def on_leg_failed(self, instance: InstanceFacts, failure: LegFailure) -> None:
@@ -244,7 +251,9 @@ class PairDispatcher:
         )
         error = "the probe was given up"
         try:
-            stream = self._send(work, lambda room, attempt, failed: route, 1)
+            stream = self._make(work, lambda room, attempt, failed: route, 1)
+            self._probe_streams[stream] = route
+            stream.start()
             num_tokens = sum([len(output.token_ids) async for output in stream])
             error = "" if num_tokens else "no token has come back"
         except ServiceError as failure:

@@ -5,8 +5,7 @@ The connection is the request: closing it cancels, and a cancel cannot overtake 
 
 import asyncio
 import contextlib
-from collections import defaultdict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -47,14 +46,15 @@ class LegClient:
         self.signatures = signatures or RouterSignatures()
         self.num_open = 0
         """Connections that run a leg now."""
-        self._idle: defaultdict[str, list[LegConnection]] = defaultdict(list)
+        self._idle: dict[str, list[LegConnection]] = {}
         self._decoder: msgspec.msgpack.Decoder[Output] = msgspec.msgpack.Decoder(Output)
 
     def close(self) -> None:
-        for connections in self._idle.values():
-            for connection in connections:
-                connection.close()
-        self._idle.clear()
+        self._close_idle(lambda connection: True)
+
+    def prune(self) -> None:
+        """Close connections that have waited too long; called now and then."""
+        self._close_idle(lambda connection: not self._is_fresh(connection))
 
     async def outputs(
         self, instance: InstanceFacts, message: Generate
@@ -115,10 +115,10 @@ class LegClient:
     # -- connections that wait -----------------------------------------------------------------
 
     def _take(self, url: str) -> LegConnection | None:
-        connections = self._idle[url]
+        connections = self._idle.get(url, [])
         while connections:
             connection = connections.pop()
-            if connection.is_usable and self.clock() - connection.idle_since_s < KEEP_ALIVE_S:
+            if self._is_fresh(connection):
                 return connection
             connection.close()
         return None
@@ -129,11 +129,21 @@ class LegClient:
             connection.close()
             return
         connection.idle_since_s = self.clock()
-        connections = self._idle[url]
+        connections = self._idle.setdefault(url, [])
         connections.append(connection)
-        oldest = connections[0]
-        if len(connections) > MAX_IDLE or self.clock() - oldest.idle_since_s > KEEP_ALIVE_S:
+        if len(connections) > MAX_IDLE:
             connections.pop(0).close()
+
+    def _is_fresh(self, connection: LegConnection) -> bool:
+        return connection.is_usable and self.clock() - connection.idle_since_s < KEEP_ALIVE_S
+
+    def _close_idle(self, is_over: Callable[[LegConnection], bool]) -> None:
+        for url, connections in list(self._idle.items()):
+            for connection in [entry for entry in connections if is_over(entry)]:
+                connections.remove(connection)
+                connection.close()
+            if not connections:
+                del self._idle[url]
 
 
 async def _connect(url: str) -> LegConnection:

@@ -53,6 +53,10 @@ class PairTable:
             if peer not in lives:
                 del self.outstanding[peer]
 
+    def has(self, route: Route) -> bool:
+        """Whether both instances still take requests."""
+        return route.key in self._routes
+
     # -- choice ----------------------------------------------------------------------------------
 
     def choose(self, room: int, attempt: int, failed: Sequence[Failed] = ()) -> Route | None:

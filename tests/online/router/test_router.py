@@ -733,3 +733,20 @@ def test_who_may_not_join_is_told_why(changes, words):
             assert routed.dispatcher.registry.urls == []
 
     run(check())
+
+
+def test_a_probe_that_hangs_holds_up_no_drain():
+    async def check():
+        async with instances(1, 1) as (p, d):
+            d.script = p.script = silence
+            async with router_of(p, d, proven=0) as routed:
+                await until(lambda: len(d.legs) == len(p.legs) == 1)
+                assert routed.dispatcher.num_running == 0
+                assert await routed.service.drained(5.0)
+                d.state = "draining"
+                routed.dispatcher.poller.wake(d.url)
+                await until(lambda: d.legs[0].is_closed and p.legs[0].is_closed)
+                d.state, d.script, p.script = "ready", None, None
+                await routed.pairs_proven(1)
+
+    run(check())
