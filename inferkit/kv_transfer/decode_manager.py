@@ -41,10 +41,6 @@ WATCH_INTERVAL_S = 60.0
 BEFORE_LANDING = (DecodePhase.WAITING, DecodePhase.ADMITTED)
 
 
-def no_event() -> None:
-    """Nobody is to be woken."""
-
-
 def no_watch(url: str, peer: Peer) -> None:
     """Routes come by `learn` alone."""
 
@@ -79,7 +75,6 @@ class DecodeTransferManager(KVTransferManager):
         secret: bytes = b"",
         clock: Clock = time.monotonic,
         watch: Callable[[str, Peer], None] = no_watch,
-        on_event: Callable[[], None] = no_event,
     ) -> None:
         super().__init__(
             engine=engine,
@@ -87,7 +82,6 @@ class DecodeTransferManager(KVTransferManager):
             all_reduce_min=all_reduce_min,
             host=host,
             secret=secret,
-            on_event=on_event,
         )
         self.me = me
         self.rank = rank
@@ -185,7 +179,6 @@ class DecodeTransferManager(KVTransferManager):
         """This rank's copy to host memory is complete."""
         with self._lock:
             self.records.on_copied(key)
-        self.on_event()
 
     def learn(self, info: PrefillServerInfo) -> None:
         """What a bootstrap server says of its prefill instance now."""
@@ -202,7 +195,6 @@ class DecodeTransferManager(KVTransferManager):
         assert not left, f"a local event concerns the scheduler: {left}"
         for warning in warnings:
             logger.warning("%s", warning)
-        self.on_event()
 
     def lose(self, peer: Peer) -> None:
         """A life of a prefill instance does not answer any more."""
@@ -215,7 +207,6 @@ class DecodeTransferManager(KVTransferManager):
         with self._lock:
             self.directory.find(peer)
             self.records.on_peer_back(peer)
-        self.on_event()
 
     # -- parts ---------------------------------------------------------------------------------
 

@@ -64,8 +64,6 @@ class KVTransferManager(ABC):
         all_reduce_min: over the TP group; every rank enters with vectors of one length.
         host: address of this rank under which peers reach it.
         secret: authenticates control messages; needed off loopback.
-        on_event: called on other threads when something came that a vote may depend on, so that
-            an idle loop ticks at once; must not block.
     """
 
     def __init__(
@@ -76,12 +74,10 @@ class KVTransferManager(ABC):
         all_reduce_min: AllReduceMin,
         host: str,
         secret: bytes,
-        on_event: Callable[[], None],
     ) -> None:
         self.engine = engine
         self.clock = clock
         self.all_reduce_min = all_reduce_min
-        self.on_event = on_event
         self.channel = ControlChannel(host=host, secret=secret)
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
@@ -211,7 +207,6 @@ class KVTransferManager(ABC):
         with self._lock:
             left = self._carry_out(call())
         assert not left, f"a local event concerns the scheduler: {left}"
-        self.on_event()
 
     def _carry_out(self, actions: Sequence[Action]) -> list[Action]:
         """In order, under the lock; returns those that concern the scheduler."""
@@ -234,7 +229,6 @@ class KVTransferManager(ABC):
         """A thread has ended by an error."""
         logger.error("a thread of the KV transfer has died", exc_info=error)
         self._failure = error
-        self.on_event()
 
     def _check(self) -> None:
         self.engine.check()

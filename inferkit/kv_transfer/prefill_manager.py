@@ -35,10 +35,6 @@ IDLE_LEASES = 10
 """A decode rank that nothing was written to for so many leases is disconnected."""
 
 
-def no_event() -> None:
-    """Nobody is to be woken."""
-
-
 class PrefillTransferManager(KVTransferManager):
     """`accept`, `refuse`, `begin`, `send_chunk`, `complete`, `finish` and `cancel` are common
     events: every rank of a TP group calls them in the same order with the same arguments, between
@@ -67,7 +63,6 @@ class PrefillTransferManager(KVTransferManager):
         secret: bytes = b"",
         clock: Clock = time.monotonic,
         verify_digest: bool = False,
-        on_event: Callable[[], None] = no_event,
     ) -> None:
         super().__init__(
             engine=engine,
@@ -75,7 +70,6 @@ class PrefillTransferManager(KVTransferManager):
             all_reduce_min=all_reduce_min,
             host=host,
             secret=secret,
-            on_event=on_event,
         )
         self.memory = memory
         self.tp = (attn_tp_size, rank % attn_tp_size)

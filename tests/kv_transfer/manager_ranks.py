@@ -169,7 +169,6 @@ class Instance:
         self.held: dict[TransferKey, dict[str, list[int]]] = {}
         self.reasons: dict[TransferKey, list[str]] = {}
         """Why a leg ended, as each rank sees it."""
-        self.woken = threading.Event()
         self.layout = InstanceLayout(
             model="m",
             model_fingerprint="f",
@@ -194,7 +193,6 @@ class Instance:
                     host="127.0.0.1",
                     secret=secret,
                     all_reduce_min=partial(self.group.all_reduce_min, rank),
-                    on_event=self.on_event,
                 )
             )
         for manager in self.managers:
@@ -204,9 +202,6 @@ class Instance:
 
     def make_manager(self, **kwargs: Any) -> Any:
         raise NotImplementedError
-
-    def on_event(self) -> None:
-        self.woken.set()
 
     def close(self) -> None:
         for manager in self.managers:

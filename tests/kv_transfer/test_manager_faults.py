@@ -19,7 +19,6 @@ from inferkit.kv_transfer.manager import TransferThreadError
 from inferkit.kv_transfer.prefill_record import PrefillPhase
 from inferkit.kv_transfer.timers import TransferTimers
 from tests.kv_transfer.manager_ranks import (
-    DEADLINE_S,
     FULL,
     DecodeInstance,
     Job,
@@ -488,23 +487,6 @@ def test_a_transfer_is_open_before_prefill_hears_of_it(site: Site) -> None:
 
 
 # -- life of a manager -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("engine", ["in_process", "shared_memory", "tcp"])
-def test_a_hand_off_never_waits_for_an_idle_loop(site: Site, engine: str) -> None:
-    prefill, decode = site.use(engine).pair()
-    prefill.woken = decode.woken
-    job = make_job(prefill, decode)
-    prefill.generate(job)
-    decode.generate(job)
-    start = time.monotonic()
-    while not (job.key in decode.landed and prefill.is_quiet()):
-        decode.woken.wait(DEADLINE_S)
-        decode.woken.clear()
-        for instance in (decode, prefill):
-            instance.tick()
-            instance.tick()  # what a common event has changed
-    assert time.monotonic() < start + DEADLINE_S
 
 
 def test_bootstrap_servers_are_watched_while_requests_wait(site: Site) -> None:

@@ -52,11 +52,9 @@ class Runner:
 
     def do(self, call: Callable[[], None]) -> None:
         self._calls.append(call)
-        self.instance.woken.set()
 
     def stop(self) -> None:
         self._is_over.set()
-        self.instance.woken.set()
         self._thread.join(DEADLINE_S)
         if self.error is not None:
             raise self.error
@@ -64,8 +62,7 @@ class Runner:
     def _run(self) -> None:
         try:
             while not self._is_over.is_set():
-                self.instance.woken.wait(0.02)
-                self.instance.woken.clear()
+                self._is_over.wait(0.002)
                 if self.rng.random() < 0.02:
                     time.sleep(0.05)  # a long step
                 while self._calls:
