@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 import time
 
 import httpx
@@ -11,12 +12,13 @@ from inferkit.core.messages import Abort, Generate, Output, encode
 from inferkit.core.request import FinishReason, Pair
 from inferkit.core.sampling_params import SamplingParams
 from inferkit.loader.byte_tokenizer import make_byte_tokenizer
-from inferkit.online.errors import GenerationFailed
+from inferkit.online.errors import GenerationFailed, ServiceError
 from inferkit.online.facts import InstanceFacts, Side, read_facts
 from inferkit.online.http_server import http_server
 from inferkit.online.instance import Instance
 from inferkit.online.leg_frames import MAX_FRAME_BYTES, FrameError, FrameReader, pack_frame
 from inferkit.online.leg_role import LegRole, LegSide
+from inferkit.online.legs import read_leg
 from inferkit.online.router.leg_client import LegClient, LegFailed
 from inferkit.online.router.routed_request import Fault
 from inferkit.online.router_signature import RouterSignatures
@@ -252,6 +254,33 @@ def test_what_is_no_leg_is_refused_and_harms_nobody(body):
             response = await tried.http.post("/leg", content=body)
             assert response.status_code == 400
             assert "the leg is malformed" in response.json()["error"]["message"]
+            assert len(await tried.outputs()) == MAX_TOKENS
+
+    run(check())
+
+
+def test_no_bytes_harm_an_instance():
+    draw = random.Random(3)
+
+    async def check():
+        async with leg(Side.PREFILL) as tried:
+            good = encode(tried.message())
+            assert read_leg(good) == tried.message()
+            for _ in range(300):
+                body = bytearray(good)
+                for _ in range(draw.randint(1, 4)):
+                    place = draw.randrange(len(body))
+                    if draw.random() < 0.3:
+                        del body[place : place + draw.randint(1, 5)]
+                    else:
+                        body[place] = draw.randrange(256)
+                try:
+                    read_leg(bytes(body))
+                except ServiceError as error:
+                    assert error.status in (400, 500)
+                    if draw.random() < 0.1:
+                        response = await tried.http.post("/leg", content=bytes(body))
+                        assert response.status_code == error.status
             assert len(await tried.outputs()) == MAX_TOKENS
 
     run(check())

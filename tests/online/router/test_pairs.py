@@ -278,6 +278,27 @@ def test_one_bad_pair_leaves_its_instances_to_others():
     assert [route.key for route in pairs.probes_due()] == [bad.key]
 
 
+def test_many_restarts_leave_nothing_behind():
+    registry, pairs, clock = make()
+    for epoch in range(2, 60):
+        registry.answered(D1, facts(D1, epoch=epoch))
+        registry.join(facts(f"http://d{epoch}x:1", epoch=epoch))
+        pairs.refresh()
+        for route in pairs.probes_due():
+            pairs.outstanding[route.decode.peer] += 5
+            pairs.end_probe(route, "" if epoch % 2 else "no")
+            pairs.outstanding[route.decode.peer] -= 5
+        clock.now_s += LOST_S
+        registry.missed(f"http://d{epoch}x:1", "refused", is_definite=True)
+        for url in (P1, P2, D2):
+            registry.answered(url, facts(url))
+        registry.sweep()
+    assert len(registry.urls) <= 6
+    pairs.refresh()
+    assert len(pairs.stats()) == 4 and len(pairs._breakers) <= 8
+    assert len(pairs.outstanding) <= 6
+
+
 def test_a_breaker_survives_a_moment_without_contact():
     registry, pairs, clock = make()
     bad = pairs.choose(1, 1)
