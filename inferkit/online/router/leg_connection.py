@@ -15,6 +15,8 @@ CONNECT_LIMIT_S = 5.0
 SEND_LIMIT_S = 30.0
 MAX_HEAD_BYTES = 64 << 10
 PIECE_BYTES = 64 << 10
+MAX_CHUNK_BYTES = 32 << 20
+"""More than a frame; a server chooses how much is one chunk."""
 
 
 class ConnectionBroken(Exception):
@@ -82,6 +84,8 @@ class LegConnection:
         with _telling():
             if self._headers.get("transfer-encoding", "").lower() == "chunked":
                 while size := int((await self._reader.readuntil(b"\r\n")).partition(b";")[0], 16):
+                    if size > MAX_CHUNK_BYTES:
+                        raise ValueError(f"a piece of {size} bytes; allowed are {MAX_CHUNK_BYTES}")
                     yield (await self._reader.readexactly(size + 2))[:-2]
                 while await self._reader.readuntil(b"\r\n") != b"\r\n":
                     continue  # trailers

@@ -126,6 +126,8 @@ def test_bodies_of_every_form(answer):
         b"HTTP/1.1 abc OK\r\n\r\n",
         b"x" * 200_000,
         CHUNKED + b"zz\r\n",
+        CHUNKED + b"-2\r\n",
+        CHUNKED + b"ffffffff\r\n",
         CHUNKED + chunk(b"ab"),
         CHUNKED + b"5\r\nab",
         OK + b"content-length: 5\r\n\r\nab",

@@ -167,8 +167,17 @@ class World:
 
 @pytest.mark.parametrize("first", range(0, NUM_SCHEDULES, 500))
 def test_no_schedule_breaks_a_rule(first):
+    run_schedules(range(first, first + 500))
+
+
+@pytest.mark.fuzz
+def test_no_schedule_of_many_breaks_a_rule():
+    run_schedules(range(NUM_SCHEDULES, 100_000))
+
+
+def run_schedules(seeds):
     ends = set()
-    for seed in range(first, first + 500):
+    for seed in seeds:
         world = World(seed)
         world.do(world.request.start())
         for _ in range(200):
