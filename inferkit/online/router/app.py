@@ -3,6 +3,7 @@
 import ipaddress
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from fastapi import FastAPI
@@ -12,7 +13,7 @@ from inferkit.core.errors import RequestError
 from inferkit.core.messages import DECODE_ERRORS
 from inferkit.online.api import make_app
 from inferkit.online.errors import BadRequest
-from inferkit.online.facts import read_facts
+from inferkit.online.facts import InstanceFacts, read_facts
 from inferkit.online.join import INSTANCES_PATH
 from inferkit.online.router.dispatcher import PairDispatcher
 from inferkit.online.router_signature import HEADER, RouterSignatures, Unsigned
@@ -52,7 +53,9 @@ def make_router_app(
         body = await request.body()
         check_sender(request, body)
         try:
-            dispatcher.join(read_facts(msgspec.json.decode(body)))
+            facts = read_facts(msgspec.json.decode(body))
+            _check_reach(request, facts)
+            dispatcher.join(facts)
         except RequestError as error:
             raise BadRequest.of(error) from None
         except DECODE_ERRORS as error:
@@ -74,8 +77,27 @@ def _is_of_this_host(request: Request) -> bool:
     """A process of this host that connects to one of its own addresses has the same itself."""
     server = request.scope.get("server")
     host = "" if request.client is None else request.client.host
+    return _is_loopback(host) or (server is not None and host == server[0])
+
+
+def _check_reach(request: Request, facts: InstanceFacts) -> None:
+    """Raises:
+    RequestError: an instance of another host names an address that only that host reaches.
+    """
+    if _is_of_this_host(request) or request.client is None:
+        return
+    for field in ("url", "bootstrap_url"):
+        url = getattr(facts, field)
+        if url and _is_loopback(urlsplit(url).hostname or ""):
+            raise RequestError(
+                f"{field}={url} is an address of your own host only, and you are at "
+                f"{request.client.host}; list the addresses of the instance's nodes in "
+                f"disagg.{facts.side}_ips"
+            )
+
+
+def _is_loopback(host: str) -> bool:
     try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:  # what a proxy says need not be an address
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name; and what a proxy says of a client need not be an address
         return False
-    return is_loopback or (server is not None and host == server[0])

@@ -59,6 +59,7 @@ class World:
         self.sent = {}
         self.said = {}
         self.last_reason = None
+        self.is_decoding = False
         self.tokens = []
         self.token_attempts = set()
         self.end = None
@@ -132,6 +133,10 @@ class World:
             self.do(self.request.on_leg_failed(attempt, side, LegFailure(fault, "broken")))
         elif kind in ("token", "end", "bad end"):
             self._say(leg, kind)
+        if kind in ("fault", "bad end") and side is Side.PREFILL and self.is_decoding:
+            assert self.end is None, "decode that runs needs nobody"
+        num_said = len(self.said.get((self.request.attempt, Side.DECODE), ()))
+        self.is_decoding = self.end is None and num_said > 0 and bool(self.tokens)
 
     def _say(self, leg, kind):
         draw, (attempt, side) = self.random, leg

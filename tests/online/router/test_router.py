@@ -5,6 +5,7 @@ import itertools
 import json
 import time
 from collections import Counter
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from inferkit.core.request import FinishReason
 from inferkit.online.facts import Side
 from inferkit.online.router.pairs import Policy
+from inferkit.online.router_signature import RouterSignatures
 from tests.online.router.instances import (
     FakeInstance,
     breaking,
@@ -685,6 +687,31 @@ def test_without_a_secret_only_this_host_may_join():
                 "unknown": 401,
                 "10.0.0.7": 200,
             }
+
+    run(check())
+
+
+def test_an_instance_of_another_host_names_an_address_that_the_router_reaches():
+    async def check():
+        async with router_of(proven=0, secret=b"ours") as routed:
+            fake = FakeInstance(Side.PREFILL, url="http://127.0.0.1:1")
+            transport = httpx.ASGITransport(app=routed.router.app, client=("10.0.0.9", 5))
+            options = {"transport": transport, "base_url": "http://10.0.0.7:8000"}
+            async with httpx.AsyncClient(**options) as client:
+                answers = []
+                for url, bootstrap_url in (
+                    ("http://127.0.0.1:1", "http://10.0.0.9:2"),
+                    ("http://10.0.0.9:1", "http://localhost:2"),
+                    ("http://10.0.0.9:1", "http://10.0.0.9:2"),
+                ):
+                    facts = replace(fake.facts, url=url, bootstrap_url=bootstrap_url)
+                    body = json.dumps(facts.to_json()).encode()
+                    headers = RouterSignatures(b"ours").headers("POST", "/instances", body)
+                    answers.append(await client.post("/instances", content=body, headers=headers))
+            assert [answer.status_code for answer in answers] == [400, 400, 200]
+            words = [answer.json()["error"]["message"] for answer in answers[:2]]
+            assert "url=http://127.0.0.1:1 is an address of your own host only" in words[0]
+            assert "bootstrap_url=http://localhost:2" in words[1] and "10.0.0.9" in words[1]
 
     run(check())
 
