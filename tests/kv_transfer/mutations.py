@@ -23,6 +23,9 @@ from inferkit.kv_transfer.prefill_links import PrefillLinks
 from inferkit.kv_transfer.prefill_record import PrefillLink, PrefillPhase, PrefillRecord, Step
 from inferkit.kv_transfer.prefill_records import PrefillRecords
 from inferkit.kv_transfer.status import KVStatus, Vote
+from inferkit.online.facts import Side
+from inferkit.online.router.routed_request import Action as RouterAction
+from inferkit.online.router.routed_request import LegFailure, RoutedRequest, RouteState
 from inferkit.scheduler.decode_disagg import DecodeDisaggScheduler
 from inferkit.scheduler.prefill_disagg import PrefillDisaggScheduler
 from tests.kv_transfer.scheduler_mutants import (
@@ -360,6 +363,21 @@ class OneRankIsReady(PrefillRecords):
         return vote
 
 
+# -- router ----------------------------------------------------------------------------------------
+
+
+class RetriesAfterAByte(RoutedRequest):
+    def _on_failure(self, side: Side, failure: LegFailure) -> list[RouterAction]:
+        if self.state is RouteState.STREAMING:
+            self.state, self._is_running, self._early = RouteState.ATTEMPT, False, None
+        return super()._on_failure(side, failure)
+
+
+class HearsOldAttempts(RoutedRequest):
+    def _is_heard(self, attempt: int, side: Side) -> bool:
+        return self.state is not RouteState.END
+
+
 # -- the table -------------------------------------------------------------------------------------
 
 
@@ -388,6 +406,7 @@ class Mutation:
     decode: type[DecodeRecords] = DecodeRecords
     links: type[PrefillLinks] = PrefillLinks
     slots: type[MetadataSlots] = MetadataSlots
+    routed: type[RoutedRequest] = RoutedRequest
     prefill_scheduler: type[PrefillDisaggScheduler] = PrefillDisaggScheduler
     decode_scheduler: type[DecodeDisaggScheduler] = DecodeDisaggScheduler
     schedule: str = "any fault"
@@ -407,6 +426,7 @@ class Mutation:
             prefill_class=with_links(self.prefill, self.links),
             decode_class=self.decode,
             slots_class=self.slots,
+            routed_class=self.routed,
             prefill_scheduler=self.prefill_scheduler,
             decode_scheduler=self.decode_scheduler,
         )
@@ -489,7 +509,7 @@ MUTATIONS: Sequence[Mutation] = [
     Mutation(
         "Handshake joined by (room, attempt)",
         prefill=JoinsByRoom,
-        schedule="late messages",
+        schedule="two routers",
     ),
     Mutation(
         "attempt never used twice",
@@ -513,7 +533,7 @@ MUTATIONS: Sequence[Mutation] = [
     Mutation(
         "Status only for its own transfer",
         decode=TakesStatusByRoom,
-        schedule="failing links",
+        schedule="late messages",
     ),
     Mutation(
         "all Handshakes before prefill computes",
@@ -590,7 +610,6 @@ MUTATIONS: Sequence[Mutation] = [
     Mutation(
         "timer: transfer and lease",
         decode=NoTransferTimer,
-        is_quick=True,
     ),
     Mutation(
         "timer: waiting for route and blocks",
@@ -604,7 +623,6 @@ MUTATIONS: Sequence[Mutation] = [
     Mutation(
         "timer: bootstrap",
         prefill=NoBootstrapTimer,
-        is_quick=True,
     ),
     Mutation(
         "timer: decode silent, deadline of prefill",
@@ -634,7 +652,7 @@ MUTATIONS: Sequence[Mutation] = [
     Mutation(
         "scheduler: prefill takes blocks only when all Handshakes are there",
         prefill_scheduler=TakesBlocksEarly,
-        rules=dict(windows=(None,)),
+        rules=dict(windows=(None,), has_prefix_cache=False),
         schedule="short of blocks",
         is_quick=True,
     ),
@@ -666,6 +684,21 @@ MUTATIONS: Sequence[Mutation] = [
         "scheduler: the last running request is never retracted",
         decode_scheduler=RetractsTheLast,
         schedule="short of blocks",
+        is_quick=True,
+    ),
+    Mutation(
+        "router: no retry after a byte",
+        routed=RetriesAfterAByte,
+    ),
+    Mutation(
+        "router: answers of old attempts are ignored",
+        routed=HearsOldAttempts,
+        schedule="late messages",
+    ),
+    Mutation("router: both legs are cancelled", rules=dict(cancels_legs=False)),
+    Mutation(
+        "bootstrap: ranks register again and again",
+        rules=dict(registers_again=False),
         is_quick=True,
     ),
 ]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
 
+from inferkit.online.facts import Side
 from tests.kv_transfer.sim_engine import Faults
 from tests.kv_transfer.sim_requests import Ghost
 from tests.kv_transfer.sim_router import ClientRequest
@@ -39,6 +40,8 @@ def random_plan(rng: Random) -> Plan:
         rank = rng.choice([None, 0, 1])
         plan.crashes.append((1 + rng.random() * 12, name, rng.uniform(0.05, 6.0), rank))
     for _ in range(rng.choice([0, 0, 0, 1, 2])):
+        plan.bootstrap_restarts.append((1 + rng.random() * 12, rng.choice(names[0])))
+    for _ in range(rng.choice([0, 0, 0, 1, 2])):
         plan.hiccups.append((1 + rng.random() * 12, rng.choice(names[0]), rng.choice(names[1])))
     for idx in range(len(plan.requests)):
         if rng.random() < 0.3:
@@ -68,6 +71,8 @@ def _deployment(rng: Random) -> Plan:
         num_routers=rng.choice([1, 1, 1, 2]),
         jitter_s=rng.choice([0.0, 0.01, 0.2]),
     )
+    plan.is_http_silent = rng.random() < 0.5
+    plan.first_token = rng.choice([Side.DECODE, Side.DECODE, Side.PREFILL])
     plan.is_chunked = plan.max_prefill_tokens < 64 or rng.random() < 0.5
     num_shared = rng.choice([0, 0, 4, 9])
     plan.has_prefix_cache = num_shared > 0
@@ -187,7 +192,7 @@ def slow_ticks(rng: Random) -> Plan:
     for request in plan.requests:
         request.tries_left = 1
         request.ghost = replace(request.ghost, kv_len=16, max_tokens=3)
-    for _ in range(6):
+    for _ in range(3):
         plan.hiccups.append((2 + rng.random() * 15, "p0", "d0"))
     return plan
 

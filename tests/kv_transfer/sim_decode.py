@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 from inferkit.core.transfer_messages import TargetMemory
 from inferkit.kv_cache.host_store import HostStore
-from inferkit.kv_transfer.actions import Action, BlockIds, Fence, Finished, Landed
+from inferkit.kv_transfer.actions import Action, BlockIds, Fence, Finished, Landed, Send
 from inferkit.kv_transfer.decode_record import DecodePhase
 from inferkit.kv_transfer.directory import PrefillDirectory
 from inferkit.kv_transfer.identity import Peer, PinnedPair, TransferKey
 from inferkit.kv_transfer.metadata_slot import SLOT_BYTES, MetadataSlots
 from inferkit.kv_transfer.rank_mapping import PrefillServerInfo
 from inferkit.scheduler.decode_disagg import DecodeDisaggScheduler
+from tests.kv_transfer.sim_bootstrap import Scout
 from tests.kv_transfer.sim_engine import Cell
 from tests.kv_transfer.sim_nodes import Node
 from tests.kv_transfer.sim_requests import Violation
@@ -75,6 +76,7 @@ class DecodeNode(Node):
             num_reserved_decode_tokens=plan.num_reserved_decode_tokens,
             **self.scheduler_parts(),
         )
+        self.scout = Scout(self)
 
     @property
     def slots(self) -> MetadataSlots:
@@ -83,10 +85,10 @@ class DecodeNode(Node):
 
     # -- what this rank hears of prefill -------------------------------------------------------
 
-    def learn(self, name: str, epoch: int) -> None:
-        layout = self.world.layout(self.world.plan.prefill_tp)
-        addresses = {rank: f"tcp://{name}/{rank}" for rank in range(layout.attn_tp_size)}
-        info = PrefillServerInfo(peer=Peer(name, epoch), layout=layout, addresses=addresses)
+    def reaches(self, action: Send) -> bool:
+        return self.directory.address(action.peer, action.rank) is not None
+
+    def learn(self, info: PrefillServerInfo) -> None:
         replaced, _ = self.directory.learn(info)
         if replaced is not None:
             self.local(self.records.on_peer_gone(replaced))
@@ -182,9 +184,11 @@ class DecodeTransfer:
         seed: int,
         remaining_ms: int,
     ) -> Sequence[Action]:
-        return self.node.carry_out(
+        actions = self.node.carry_out(
             self.records.accept(key, pair, kv_len=kv_len, seed=seed, remaining_ms=remaining_ms)
         )
+        self.node.scout.routes.watch(bootstrap_url, pair.prefill)
+        return actions
 
     def admissible(self) -> Sequence[TransferKey]:
         keys: list[TransferKey] = self.records.admissible()

@@ -88,8 +88,11 @@ class SimEngine:
         """(instance, rank) -> decode node that lives there now."""
         self._order: dict[tuple[int, tuple[str, int]], float] = {}
 
-    def post(self, write: Write) -> None:
+    def post(self, write: Write, *, is_refused: bool = False) -> None:
         faults, rng = self.faults, self.rng
+        if is_refused:
+            write.is_doomed = True
+            self._end_later(write, WriteState.FAILED, 0.0, drops=True)
         self.cells |= write.cells
         self.running[write] = None
         self._end_if_placed(write)

@@ -3,16 +3,24 @@ events from the leader, votes, MIN over all ranks, decisions, one scheduling ste
 own time within the tick.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from inferkit.kv_transfer.actions import Code
+from inferkit.core.messages import Output
+from inferkit.core.request import FinishReason
 from inferkit.kv_transfer.identity import Peer, TransferKey
+from inferkit.online.bootstrap_table import BootstrapTable
+from inferkit.online.facts import InstanceFacts, Side
+from inferkit.online.router.routed_request import Fault, LegFailure
+from tests.kv_transfer.sim_bootstrap import make_table
 from tests.kv_transfer.sim_nodes import Node
 from tests.kv_transfer.sim_requests import Cancel, Generate, Violation
 
 if TYPE_CHECKING:
     from tests.kv_transfer.world import World
+
+Leg = Callable[[Output | LegFailure], None]
+WELL = {None, FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT}
 
 
 class Instance:
@@ -37,9 +45,13 @@ class Instance:
         self.epoch = 0
         self.nodes: list[Node] = []
         self.inbox: list[Generate | Cancel] = []
-        self.legs: dict[TransferKey, Any] = {}
+        self.legs: dict[TransferKey, Leg] = {}
         """Open HTTP connections, to whoever waits for the answer."""
         self.streamed: set[TransferKey] = set()
+        self.url = f"http://{name}:80"
+        self.bootstrap_url = f"http://{name}:18800"
+        self.bootstrap: BootstrapTable | None = None
+        """Of a prefill instance that is up."""
 
     @property
     def is_decode(self) -> bool:
@@ -53,12 +65,28 @@ class Instance:
     def peer(self) -> Peer:
         return Peer(self.name, self.epoch)
 
+    @property
+    def facts(self) -> InstanceFacts:
+        """What it says of itself."""
+        return InstanceFacts(
+            url=self.url,
+            side=Side.DECODE if self.is_decode else Side.PREFILL,
+            instance_id=self.name,
+            epoch=self.epoch,
+            bootstrap_url="" if self.is_decode else self.bootstrap_url,
+        )
+
     def start(self) -> None:
         self.epoch = self.world.rng.getrandbits(64)
         self.nodes = [self.node_class(self.world, self, rank) for rank in range(self.num_ranks)]
         self.inbox.clear()
         self.streamed.clear()
+        self.restart_bootstrap()
         self._tick_later(self.epoch)
+
+    def restart_bootstrap(self) -> None:
+        """It forgets all ranks."""
+        self.bootstrap = None if self.is_decode else make_table(self.world, self)
 
     def crash(self, rank: int | None = None) -> None:
         """One rank dies, or all; an instance without one of its ranks ticks no more."""
@@ -69,35 +97,38 @@ class Instance:
                 self.world.engine.target_dies((self.name, node.rank))
         if rank is None:
             legs, self.legs = self.legs, {}
-            for key, leg in legs.items():
-                leg(key, Code.UNAVAILABLE, [])
+            for leg in legs.values():
+                leg(LegFailure(Fault.BROKEN, "it has broken off"))
 
     # -- HTTP ----------------------------------------------------------------------------------
 
-    def post(self, event: Generate, leg: Any) -> None:
-        """A Generate arrives; `leg(key, code, token_ids)` takes the answer, piece by piece."""
+    def post(self, event: Generate, peer: Peer, leg: Leg) -> None:
+        """A Generate for a life of this instance arrives; `leg` takes outputs, or the failure."""
         if not self.is_up:
-            leg(event.key, Code.UNAVAILABLE, [])
-            return
-        self.legs[event.key] = leg
-        self.inbox.append(event)
+            leg(LegFailure(Fault.BROKEN, "nobody listens"))
+        elif peer != self.peer:
+            leg(LegFailure(Fault.AWAY, "this is another life"))
+        elif event.key in self.legs:
+            leg(LegFailure(Fault.CONFLICT, "the attempt runs already"))
+        else:
+            self.legs[event.key] = leg
+            self.inbox.append(event)
 
     def close(self, key: TransferKey) -> None:
         """The client of a leg has gone."""
         if self.legs.pop(key, None) is not None:
             self.inbox.append(Cancel(key))
 
-    def answer(self, key: TransferKey, code: Code) -> None:
-        if self.is_decode and key in self.streamed and code not in (Code.OK, Code.CANCELLED):
-            raise Violation(f"{key} streams already and is ended with {code}")
-        leg = self.legs.pop(key, None)
+    def tell(self, key: TransferKey, output: Output) -> None:
+        """What the first rank says of a request."""
+        reason = output.finish_reason
+        if self.is_decode and key in self.streamed and reason not in WELL:
+            raise Violation(f"{key} streams already and is ended with {reason}")
+        if output.token_ids:
+            self.streamed.add(key)
+        leg = self.legs.get(key) if reason is None else self.legs.pop(key, None)
         if leg is not None:
-            leg(key, code, [])
-
-    def stream(self, key: TransferKey, token_ids: Sequence[int]) -> None:
-        self.streamed.add(key)
-        if key in self.legs:
-            self.legs[key](key, None, token_ids)
+            leg(output)
 
     # -- the loop ------------------------------------------------------------------------------
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from inferkit.core.errors import RequestError
+from inferkit.core.messages import Output
 from inferkit.core.request import FinishReason, Handoff, Pair, Request
 from inferkit.core.sampling_params import SamplingParams
 from inferkit.core.transfer_messages import decode_transfer
 from inferkit.kv_cache.kv_cache_manager import KVCacheManager
 from inferkit.kv_transfer.actions import (
     Action,
-    Code,
     End,
     Finished,
     Landed,
@@ -33,15 +33,6 @@ if TYPE_CHECKING:
     from tests.kv_transfer.world import World
 
 FOR_SCHEDULER = (End, Release, Ready, Landed, Finished, Retracted)
-CODES = {
-    FinishReason.STOP: Code.OK,
-    FinishReason.LENGTH: Code.OK,
-    FinishReason.PROMPT_TOO_LONG: Code.REFUSED,
-    FinishReason.REFUSED: Code.REFUSED,
-    FinishReason.ABORT: Code.CANCELLED,
-    FinishReason.CONFLICT: Code.CONFLICT,
-    FinishReason.UNAVAILABLE: Code.UNAVAILABLE,
-}
 
 
 class Node:
@@ -105,7 +96,8 @@ class Node:
         left = []
         for action in actions:
             if isinstance(action, Send):
-                self.world.deliver(action.peer.instance_id, action.rank, action.message)
+                if self.reaches(action):
+                    self.world.deliver(action.peer.instance_id, action.rank, action.message)
             elif isinstance(action, FOR_SCHEDULER):
                 self.common_log.append((type(action).__name__, action.key))
                 self.look_at(action)
@@ -118,6 +110,10 @@ class Node:
         """What the scheduler is told next."""
 
     def on_action(self, action: Action) -> None: ...
+
+    def reaches(self, action: Send) -> bool:
+        """Whether an address is known."""
+        return True
 
     # -- what happens on every rank ------------------------------------------------------------
 
@@ -143,7 +139,7 @@ class Node:
                     prefill_epoch=pair.prefill.epoch,
                     decode_id=pair.decode.instance_id,
                     decode_epoch=pair.decode.epoch,
-                    bootstrap_url="",
+                    bootstrap_url=self.world.instances[pair.prefill.instance_id].bootstrap_url,
                 ),
                 remaining_ms=event.remaining_ms,
             ),
@@ -157,7 +153,10 @@ class Node:
             if former is not None:
                 self.ghosts[event.key] = former
             if self.rank == 0:
-                self.instance.answer(event.key, Code.REFUSED)
+                reason = FinishReason.REFUSED
+                self.instance.tell(
+                    event.key, self._output(event.key, index=0, finish_reason=reason)
+                )
             return
         self.ids[event.key] = self.last_ids[event.key] = request.request_id
 
@@ -171,19 +170,44 @@ class Node:
             tokens[request_id] = [*tokens.get(request_id, ()), *new]
         if result is not None or self.common_log:
             self.check()
-        for request_id, new in tokens.items():
-            self.common_log.append(("tokens", request_id, *new))
-            if self.rank == 0:
-                self.instance.stream(self.keys[request_id], new)
+        finished = {}
         for request in list(scheduler.finished_requests.values()):
-            assert request.finish_reason is not None
-            code = CODES[request.finish_reason]
-            key = self.keys[request.request_id]
-            self.common_log.append(("over", key, code))
+            finished[request.request_id] = request
             scheduler.forget(request.request_id)
-            self.ids.pop(key, None)
-            if self.rank == 0:
-                self.instance.answer(key, code)
+            self.ids.pop(self.keys[request.request_id], None)
+        for request_id in {**tokens, **finished}:
+            request = finished.get(request_id) or scheduler.request(request_id)
+            self._tell(request, len(tokens.get(request_id, ())))
+
+    def _tell(self, request: Request, num_new: int) -> None:
+        """As `OutputSender` does."""
+        key, token_ids = self.keys[request.request_id], request.output_token_ids
+        reason = request.finish_reason if request.is_finished else None
+        self.common_log.append(("told", key, num_new, reason))
+        if token_ids != self.ghosts[key].answer[: len(token_ids)]:
+            raise Violation(f"{self.ghosts[key]} gets {token_ids}, which is not its text")
+        if self.rank == 0:
+            index = len(token_ids) - num_new
+            self.instance.tell(
+                key,
+                self._output(
+                    key,
+                    index=index,
+                    token_ids=token_ids[index:],
+                    finish_reason=reason,
+                    finish_detail=request.finish_detail if request.is_finished else "",
+                ),
+            )
+
+    def _output(self, key: TransferKey, **fields: Any) -> Output:
+        return Output(
+            instance_id=self.me.instance_id,
+            epoch=self.me.epoch,
+            peer_epoch=0,
+            room=key.room,
+            attempt=key.attempt,
+            **fields,
+        )
 
     # -- properties ----------------------------------------------------------------------------
 

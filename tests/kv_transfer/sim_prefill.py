@@ -14,6 +14,7 @@ from inferkit.kv_transfer.actions import (
 )
 from inferkit.kv_transfer.identity import Peer, PinnedPair, TransferKey
 from inferkit.kv_transfer.transfer_plan import block_range
+from tests.kv_transfer.sim_bootstrap import register
 from tests.kv_transfer.sim_engine import Cell, Write
 from tests.kv_transfer.sim_nodes import Node
 from tests.kv_transfer.sim_requests import BLOCK_SIZE, Violation
@@ -35,6 +36,7 @@ class PrefillNode(Node):
         self.scheduler = world.prefill_scheduler(
             transfer=PrefillTransfer(self), **self.scheduler_parts()
         )
+        register(self)
 
     def on_action(self, action: Action) -> None:
         if isinstance(action, PostBlocks):
@@ -47,7 +49,8 @@ class PrefillNode(Node):
                 if write_id in self.writes:
                     self.world.engine.cancel(self.writes[write_id])
 
-    def _block_cells(self, action: PostBlocks) -> list[dict[str, Any]]:
+    def _block_cells(self, action: PostBlocks) -> list[dict[str, Any]] | None:
+        """None = the blocks of the two sides do not fit together."""
         if not self.world.moves_kv(self.rank, action.handshake.decode_rank):
             return []
         first, end = block_range(
@@ -56,6 +59,8 @@ class PrefillNode(Node):
         cells = []
         for key, sources in self.sources[action.key, action.end_token].items():
             targets = action.handshake.block_ids[key]
+            if min(len(sources), len(targets)) < end:
+                return None
             for source, target in zip(sources[first:end], targets[first:end], strict=True):
                 if target and not source:
                     raise Violation(f"{action.key}: decode wants a block that prefill has freed")
@@ -63,7 +68,7 @@ class PrefillNode(Node):
                     cells.append({"manager_key": key, "source": source, "block": target})
         return cells
 
-    def _post(self, action: PostBlocks | PostSlot, cells: list[dict[str, Any]]) -> None:
+    def _post(self, action: PostBlocks | PostSlot, cells: list[dict[str, Any]] | None) -> None:
         handshake = action.handshake
         write = Write(
             writer=self,
@@ -74,9 +79,9 @@ class PrefillNode(Node):
             target_epoch=handshake.memory.engine["epoch"],
             transfer_id=handshake.transfer_id,
         )
-        write.cells = {Cell(write, **cell): None for cell in cells}
+        write.cells = {Cell(write, **cell): None for cell in cells or ()}
         self.writes[action.write_id] = write
-        self.world.engine.post(write)
+        self.world.engine.post(write, is_refused=cells is None)
 
     def on_write_ended(self, write_id: int, state: WriteState) -> None:
         if self.is_up:

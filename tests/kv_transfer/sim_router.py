@@ -1,16 +1,42 @@
-"""A router as the protocol describes it: attempts, legs, retries before the first byte."""
+"""A router: the real state machine of a request, the real table of pairs and breakers, and the real
+registry of instances. Only HTTP is simulated; a probe of a pair succeeds without being sent."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from inferkit.kv_transfer.actions import Code
-from inferkit.kv_transfer.identity import PinnedPair, TransferKey, make_attempt
+from inferkit.core.messages import Output
+from inferkit.core.request import FinishReason
+from inferkit.kv_transfer.identity import Peer, PinnedPair, TransferKey, make_attempt
+from inferkit.online.errors import BadRequest, RoomInUse, ServiceError, TimeOver
+from inferkit.online.facts import Side
+from inferkit.online.router.pairs import PairTable, Policy
+from inferkit.online.router.registry import Registry
+from inferkit.online.router.route import AttemptNumbers, Route
+from inferkit.online.router.routed_request import (
+    Action,
+    Choose,
+    CloseLegs,
+    Deliver,
+    Fault,
+    Finish,
+    LegFailure,
+    OpenLegs,
+    Report,
+    RoutedRequest,
+)
 from tests.kv_transfer.sim_instance import Instance
 from tests.kv_transfer.sim_requests import Generate, Ghost, Violation
 
 if TYPE_CHECKING:
     from tests.kv_transfer.world import World
+
+POLL_S = 1.0
+OUTCOMES: Mapping[type[ServiceError], str] = {
+    BadRequest: "400",
+    RoomInUse: "409",
+    TimeOver: "stopped",
+}
 
 
 @dataclass(eq=False)
@@ -24,165 +50,232 @@ class ClientRequest:
     tries_left: int
     starts_at: float | None = None
     started_s: float = 0.0
-    attempt: TransferKey | None = None
-    num_attempts: int = 0
-    pair: tuple[Instance, Instance] | None = None
-    byte_of: TransferKey | None = None
+    routed: RoutedRequest | None = None
+    router: "Router | None" = None
+    ghosts: dict[int, Ghost] = field(default_factory=dict)
+    """Attempt -> what it really is."""
     token_ids: list[int] = field(default_factory=list)
     """What the client has got."""
-    router: "Router | None" = None
+    finish_reason: FinishReason | None = None
     outcome: str = ""
     history: list[str] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Leg:
+    """A connection to an instance, which is one half of an attempt."""
+
+    request: ClientRequest
+    side: Side
+    instance: Instance
+    peer: Peer
+    event: Generate
+    is_closed: bool = False
+    is_posted: bool = False
+    arrives: float = 0.0
+    """When the last piece arrives: what is sent first arrives first."""
 
 
 class Router:
     def __init__(self, world: "World", nonce: int) -> None:
         self.world = world
         self.nonce = nonce
-        self.counter = 0
         self.is_lost = False
-        self.active: dict[TransferKey, ClientRequest] = {}
+        self.numbers = AttemptNumbers()
+        self.numbers._nonce = nonce  # a schedule is the same in every process
+        self.registry = Registry(
+            prefill_urls=[instance.url for instance in world.prefills],
+            decode_urls=[instance.url for instance in world.decodes],
+            clock=world.loop.clock,
+        )
+        policy = world.rng.choice(list(Policy))
+        self.pairs = PairTable(registry=self.registry, policy=policy, clock=world.loop.clock)
         self.rooms: dict[int, ClientRequest] = {}
-        self.arrives: dict[object, float] = {}
-        """When the last piece of a connection arrives."""
+        self.legs: dict[tuple[int, Side], Leg] = {}
+        self._poll()
 
-    def start(self, request: ClientRequest) -> None:
+    # -- instances -----------------------------------------------------------------------------
+
+    def _poll(self) -> None:
+        """Ask every instance what it is, and prove pairs that need it."""
+        if self.is_lost:
+            return
+        for instance in self.world.instances.values():
+            delay_s = self.world.http_delay()
+            self.world.loop.after(delay_s, lambda instance=instance: self._asked(instance))
+        interval_s = POLL_S * (5.0 if self.world.is_silent else 1.0)
+        self.world.loop.after(interval_s, self._poll)
+
+    def _asked(self, instance: Instance) -> None:
+        gone: list[Peer] = []
+        if self.world.is_silent:
+            self.registry.missed(instance.url, "no answer", is_definite=False)
+        elif instance.is_up:
+            gone = self.registry.answered(instance.url, instance.facts)
+        else:
+            self.registry.missed(instance.url, "refused", is_definite=True)
+        gone += self.registry.sweep()
+        self.pairs.refresh()
+        for route in self.pairs.probes_due():
+            self.pairs.end_probe(route, "")
+        failure = LegFailure(Fault.AWAY, "it is gone")
+        for (attempt, side), leg in list(self.legs.items()):
+            if leg.peer in gone and not leg.is_closed and leg.request.routed is not None:
+                self._do(leg.request, leg.request.routed.on_leg_failed(attempt, side, failure))
+
+    # -- clients -------------------------------------------------------------------------------
+
+    def start(self, request: ClientRequest, choose: Choose | None = None) -> None:
         if request.outcome or self.is_lost:
             return
         request.router = self
         if request.room in self.rooms:
-            self._finish(request, "409")
+            request.outcome = "409"
             return
         request.started_s = self.world.loop.now_s
         self.rooms[request.room] = request
-        self.world.loop.after(request.deadline_s, lambda: self.stop(request))
-        self._dispatch(request)
+        self.world.loop.after(request.deadline_s, lambda: self.expire(request))
+        routed = request.routed = self.world.routed_class(
+            header={"instance_id": "router", "epoch": self.nonce, "peer_epoch": 0},
+            room=request.room,
+            max_attempts=1 + request.tries_left,
+            choose=choose or self.pairs.choose,
+            next_attempt=self._next_attempt(request),
+            first_token=self.world.plan.first_token,
+            conflict_delay_s=lambda: self.world.rng.uniform(0.01, 0.1),
+        )
+        self._do(request, routed.start())
+
+    def _next_attempt(self, request: ClientRequest) -> Callable[[], int]:
+        if self.world.plan.has_unique_attempts:
+            return self.numbers.next
+        return lambda: make_attempt(self.nonce, len(request.ghosts) + 1)
 
     def stop(self, request: ClientRequest) -> None:
-        """The deadline is over, or the client leaves."""
-        if not request.outcome and not self.is_lost:
-            self._finish(request, "stopped")
+        """The client leaves."""
+        if request.routed is not None and not request.outcome and not self.is_lost:
+            self._do(request, request.routed.cancel())
+
+    def expire(self, request: ClientRequest) -> None:
+        if request.routed is not None and not request.outcome and not self.is_lost:
+            self._do(request, request.routed.expire())
 
     def lose(self) -> None:
         """The host is gone: nobody sees a closed connection."""
         self.is_lost = True
-        for request in list(self.active.values()):
+        for request in self.rooms.values():
             request.outcome = "lost"
-            if request.pair is not None and request.attempt is not None:
-                for instance in request.pair:
-                    instance.legs.pop(request.attempt, None)
-        self.active.clear()
+        for leg in self.legs.values():
+            leg.instance.legs.pop(leg.event.key, None)
+        self.legs.clear()
 
-    def _dispatch(self, request: ClientRequest) -> None:
-        world = self.world
-        self.counter += 1
-        attempt = make_attempt(self.nonce, self.counter)
-        if not world.plan.has_unique_attempts:
-            attempt = make_attempt(self.nonce, request.num_attempts + 1)
-        request.num_attempts += 1
-        key = TransferKey(request.room, attempt)
-        prefill = world.rng.choice(world.prefills)
-        decode = world.rng.choice(world.decodes)
-        request.attempt, request.pair = key, (prefill, decode)
-        self.active[key] = request
-        left_s = request.started_s + request.deadline_s - world.loop.now_s
-        ghost = replace(request.ghost, attempt=request.num_attempts)
-        request.ghost = ghost
+    # -- actions -------------------------------------------------------------------------------
+
+    def _do(self, request: ClientRequest, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if isinstance(action, OpenLegs):
+                self._open(request, action)
+            elif isinstance(action, CloseLegs):
+                for side in action.sides:
+                    self._close(self.legs[action.attempt, side])
+            elif isinstance(action, Deliver):
+                self._deliver(request, action.output)
+            elif isinstance(action, Report):
+                self.pairs.report(action.route, action.failed)
+                request.history.append(str(action.failed or "runs"))
+            elif isinstance(action, Finish):
+                self._finish(request, action.error)
+
+    def _open(self, request: ClientRequest, action: OpenLegs) -> None:
+        ghost = replace(request.ghost, attempt=len(request.ghosts) + 1)
+        request.ghost = request.ghosts[action.attempt] = ghost
+        now_s = self.world.loop.now_s
+        left_s = request.started_s + request.deadline_s - now_s - action.delay_s
+        route = action.route
         event = Generate(
-            key,
-            PinnedPair(world.known_peer(prefill), world.known_peer(decode)),
+            TransferKey(request.room, action.attempt),
+            PinnedPair(route.prefill.peer, route.decode.peer),
             ghost,
-            remaining_ms=int(left_s * 1000),
+            remaining_ms=max(1, int(left_s * 1000)),
         )
-        for instance in (prefill, decode):
-            delay_s = world.http_delay()
-            world.loop.after(delay_s, lambda instance=instance: self._arrive(instance, event))
+        for side in Side:
+            facts = route.side(side)
+            instance = self.world.instances[facts.instance_id]
+            leg = Leg(request, side, instance, facts.peer, event)
+            self.legs[action.attempt, side] = leg
+            self.world.loop.after(
+                action.delay_s + self.world.http_delay(), lambda leg=leg: self._post(leg)
+            )
 
-    def _arrive(self, instance: Instance, event: Generate) -> None:
-        """A leg is posted; a cancel never overtakes it, for it closes the same connection."""
+    def _post(self, leg: Leg) -> None:
+        """A leg arrives; a cancel never overtakes it, for it closes the same connection."""
         if self.world.is_silent or self.is_lost:
             return
-        instance.post(event, lambda *answer: self._reply(instance, *answer))
-        if self.active.get(event.key) is None and self.world.plan.cancels_legs:
-            # The close comes behind the request, at its own pace.
-            delay_s = self.world.http_delay()
-            self.world.loop.after(delay_s, lambda: self._close(instance, event.key))
+        leg.is_posted = True
+        leg.instance.post(leg.event, leg.peer, lambda answer: self._reply(leg, answer))
+        if leg.is_closed:
+            self._close_later(leg)
 
-    def _reply(
-        self, instance: Instance, key: TransferKey, code: Code | None, token_ids: Sequence[int]
-    ) -> None:
-        if self.world.is_silent or self.is_lost:
-            return
-        # One connection: what is sent first arrives first.
-        link = (instance.name, key)
-        at_s = self.world.loop.now_s + self.world.rng.random() * 0.02
-        at_s = self.arrives[link] = max(at_s, self.arrives.get(link, 0.0) + 1e-9)
-        self.world.loop.after(
-            at_s - self.world.loop.now_s,
-            lambda: self._on_answer(instance, key, code, token_ids),
-        )
+    def _close(self, leg: Leg) -> None:
+        leg.is_closed = True
+        if leg.is_posted:
+            self._close_later(leg)
 
-    def _on_answer(
-        self, instance: Instance, key: TransferKey, code: Code | None, token_ids: Sequence[int]
-    ) -> None:
-        """None = the leg goes on; the client is given what decode says."""
-        request = self.active.get(key)
-        if request is None or self.is_lost or request.pair is None:
-            return
-        is_decode = instance is request.pair[1]
-        if code is None:
-            self._check_tokens(request, key, token_ids, is_decode=is_decode)
-            return
-        request.history.append(f"{instance.name}: {code}")
-        if code is Code.OK:
-            if is_decode:
-                if request.token_ids != request.ghost.answer:
-                    raise Violation(f"{request.ghost} ends after {request.token_ids}")
-                self._finish(request, "ok")
-        elif code is Code.REFUSED:
-            self._finish(request, "400")
-        elif request.byte_of is not None or request.tries_left == 0:
-            self._finish(request, "error")
-        else:
-            request.tries_left -= 1
-            self._cancel(request)
-            self._dispatch(request)
+    def _close_later(self, leg: Leg) -> None:
+        def close() -> None:
+            if not self.world.is_silent and not self.is_lost:
+                leg.instance.close(leg.event.key)
 
-    @staticmethod
-    def _check_tokens(
-        request: ClientRequest, key: TransferKey, token_ids: Sequence[int], *, is_decode: bool
-    ) -> None:
-        answer = request.ghost.answer
-        if not is_decode:
-            if list(token_ids) != answer[:1]:
-                raise Violation(f"prefill says {token_ids} to {request.ghost}")
-            return
-        if request.byte_of not in (None, key):
-            raise Violation(f"request {request.idx} gets tokens of two attempts")
-        request.byte_of = key
-        request.token_ids += token_ids
-        if request.token_ids != answer[: len(request.token_ids)]:
-            raise Violation(f"{request.ghost} gets {request.token_ids}, which is not its text")
-
-    def _cancel(self, request: ClientRequest) -> None:
-        assert request.attempt is not None and request.pair is not None
-        self.active.pop(request.attempt, None)
         if self.world.plan.cancels_legs:
-            for instance in request.pair:
-                key = request.attempt
-                self.world.loop.after(
-                    self.world.http_delay(), lambda i=instance, key=key: self._close(i, key)
-                )
+            self.world.loop.after(self.world.http_delay(), close)
 
-    def _close(self, instance: Instance, key: TransferKey) -> None:
-        if not self.world.is_silent and not self.is_lost:
-            instance.close(key)
+    def _reply(self, leg: Leg, answer: Output | LegFailure) -> None:
+        if self.world.is_silent or self.is_lost:
+            return
+        now_s = self.world.loop.now_s
+        leg.arrives = max(now_s + self.world.http_delay(), leg.arrives + 1e-9)
+        self.world.loop.after(leg.arrives - now_s, lambda: self._heard(leg, answer))
 
-    def _finish(self, request: ClientRequest, outcome: str) -> None:
+    def _heard(self, leg: Leg, answer: Output | LegFailure) -> None:
+        """Also of a leg that is closed: its answer may have been under way."""
+        routed, attempt = leg.request.routed, leg.event.key.attempt
+        if self.is_lost or routed is None:
+            return
+        if isinstance(answer, LegFailure):
+            actions = routed.on_leg_failed(attempt, leg.side, answer)
+        else:
+            self.registry.heard(leg.peer)
+            actions = routed.on_output(attempt, leg.side, answer)
+        self._do(leg.request, actions)
+
+    def _deliver(self, request: ClientRequest, output: Output) -> None:
+        routed = request.routed
+        if routed is None or output.attempt != routed.attempt:
+            raise Violation(f"request {request.idx} gets what an old attempt says")
+        request.token_ids += output.token_ids
+        request.finish_reason = output.finish_reason
+        answer = request.ghosts[output.attempt].answer
+        if request.token_ids != answer[: len(request.token_ids)]:
+            ghost = request.ghosts[output.attempt]
+            raise Violation(f"{ghost} gets {request.token_ids}, which is not its text {answer}")
+
+    def _finish(self, request: ClientRequest, error: ServiceError | None) -> None:
         if request.outcome:
-            raise Violation(f"request {request.idx} ends twice: {request.outcome}, {outcome}")
-        request.outcome = outcome
-        if request.attempt is not None:
-            self._cancel(request)
+            raise Violation(f"request {request.idx} ends twice: {request.outcome}, {error}")
+        if error is not None:
+            request.outcome = OUTCOMES.get(type(error), "error")
+            request.history.append(str(error))
+        elif request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            request.outcome = "ok"
+            if request.token_ids != request.ghost.answer:
+                raise Violation(f"{request.ghost} ends after {request.token_ids}")
+        else:
+            request.outcome = "stopped"
         if self.rooms.get(request.room) is request:
             del self.rooms[request.room]
+
+
+def only(pair: Route) -> Choose:
+    """A request that goes to one pair and no other."""
+    choice: Any = lambda room, attempt, failed: pair  # noqa: E731
+    return choice

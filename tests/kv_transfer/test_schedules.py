@@ -23,6 +23,7 @@ QUICK_SEEDS = 15
 NOT_NOTICED = {
     "timer: decode silent, deadline of prefill",
     "scheduler: a prompt begins only if all of it fits",
+    "router: both legs are cancelled",
 }
 """Rules that others cover for (README.md)."""
 

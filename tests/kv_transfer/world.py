@@ -16,12 +16,13 @@ from inferkit.core.transfer_messages import (
 )
 from inferkit.kv_transfer.decode_record import DecodePhase
 from inferkit.kv_transfer.decode_records import DecodeRecords
-from inferkit.kv_transfer.identity import Peer
 from inferkit.kv_transfer.metadata_slot import MetadataSlots
 from inferkit.kv_transfer.prefill_record import PrefillPhase
 from inferkit.kv_transfer.prefill_records import PrefillRecords
 from inferkit.kv_transfer.rank_mapping import TargetRankMapping
 from inferkit.kv_transfer.timers import TransferTimers
+from inferkit.online.facts import Side
+from inferkit.online.router.routed_request import RoutedRequest
 from inferkit.scheduler.decode_disagg import DecodeDisaggScheduler
 from inferkit.scheduler.prefill_disagg import PrefillDisaggScheduler
 from tests.kv_transfer.loop import Loop
@@ -31,7 +32,7 @@ from tests.kv_transfer.sim_instance import Instance
 from tests.kv_transfer.sim_nodes import Node
 from tests.kv_transfer.sim_prefill import PrefillNode
 from tests.kv_transfer.sim_requests import BLOCK_SIZE, Ghost, Violation
-from tests.kv_transfer.sim_router import ClientRequest, Router
+from tests.kv_transfer.sim_router import ClientRequest, Router, only
 
 TIMERS = TransferTimers(
     lease_s=3.0,
@@ -42,6 +43,8 @@ TIMERS = TransferTimers(
     abort_interval_s=0.2,
 )
 """A tenth of the defaults: nothing depends on the numbers, and schedules become shorter."""
+STARTS_S = 1.5
+"""Routers have found the instances."""
 BUSY_S = 25.0
 DEADLINE_S = 40.0
 SILENCE_S = 120.0
@@ -90,7 +93,13 @@ class Plan:
     crashes: list[tuple[float, str, float, int | None]] = field(default_factory=list)
     """(time, instance, seconds until it is back, rank that dies first)."""
     hiccups: list[tuple[float, str, str]] = field(default_factory=list)
-    """(time, prefill, decode): decode thinks for a while that prefill is gone."""
+    """(time, prefill, decode): probes of prefill fail for a while, so decode thinks it is gone."""
+    is_http_silent: bool = True
+    """When nothing is heard any more at the end, bootstrap servers are not, either."""
+    bootstrap_restarts: list[tuple[float, str]] = field(default_factory=list)
+    """(time, prefill): its bootstrap server starts again, empty."""
+    first_token: Side = Side.DECODE
+    """The leg whose first token the client gets."""
     client_leaves: list[tuple[float, int]] = field(default_factory=list)
     router_lost_at: float | None = None
     is_calm: bool = False
@@ -99,6 +108,7 @@ class Plan:
     has_unique_attempts: bool = True
     cancels_legs: bool = True
     has_min: bool = True
+    registers_again: bool = True
 
 
 class World:
@@ -110,6 +120,7 @@ class World:
         prefill_class: type[PrefillRecords] = PrefillRecords,
         decode_class: type[DecodeRecords] = DecodeRecords,
         slots_class: type[MetadataSlots] = MetadataSlots,
+        routed_class: type[RoutedRequest] = RoutedRequest,
         prefill_scheduler: type[PrefillDisaggScheduler] = PrefillDisaggScheduler,
         decode_scheduler: type[DecodeDisaggScheduler] = DecodeDisaggScheduler,
     ) -> None:
@@ -117,6 +128,7 @@ class World:
         self.prefill_class = prefill_class
         self.decode_class = decode_class
         self.slots_class = slots_class
+        self.routed_class = routed_class
         self.prefill_scheduler = prefill_scheduler
         self.decode_scheduler = decode_scheduler
         self.num_retracted = 0
@@ -136,8 +148,8 @@ class World:
             decode: [p for p, d in moving if d == decode] for decode in range(plan.decode_tp)
         }
         self._sent: set[tuple[object, ...]] = set()
-        self._known: dict[str, int] = {}
-        """Instance -> epoch that routers know."""
+        self._cut_until: dict[tuple[str, str], float] = {}
+        """(prefill, decode) -> until when probes between them fail."""
         self.prefills = [
             Instance(self, f"p{i}", PrefillNode, plan.prefill_tp, num_blocks=plan.prefill_blocks)
             for i in range(plan.num_prefills)
@@ -154,9 +166,10 @@ class World:
             for i in range(plan.num_decodes)
         ]
         self.instances = {inst.name: inst for inst in [*self.prefills, *self.decodes]}
+        self.by_bootstrap_url = {inst.bootstrap_url: inst for inst in self.prefills}
         self.routers = [Router(self, nonce) for nonce in range(1, plan.num_routers + 1)]
         for instance in self.instances.values():
-            self._start(instance)
+            instance.start()
 
     # -- what nodes ask of the world -----------------------------------------------------------
 
@@ -186,8 +199,11 @@ class World:
     def moves_kv(self, prefill_rank: int, decode_rank: int) -> bool:
         return prefill_rank in self._senders[decode_rank]
 
-    def known_peer(self, instance: Instance) -> Peer:
-        return Peer(instance.name, self._known[instance.name])
+    def is_cut(self, prefill: Instance, decode: Instance) -> bool:
+        """Whether a probe gets no answer."""
+        until_s = self._cut_until.get((prefill.name, decode.name), 0.0)
+        is_silent = self.is_silent and self.plan.is_http_silent
+        return is_silent or self.loop.now_s < until_s
 
     def timer_interval(self) -> float:
         if self.is_silent:
@@ -245,40 +261,6 @@ class World:
 
     # -- lives of instances --------------------------------------------------------------------
 
-    def _start(self, instance: Instance) -> None:
-        instance.start()
-        epoch = instance.epoch
-        first = instance.name not in self._known
-        self._know(instance, 0.0 if first else self.rng.uniform(0.0, 0.5))
-        if instance in self.decodes:
-            for prefill in self.prefills:
-                if prefill.is_up:
-                    self._register(prefill, prefill.epoch, [instance])
-        else:
-            self._register(instance, epoch, self.decodes)
-
-    def _know(self, instance: Instance, delay_s: float) -> None:
-        """Routers learn of a life; whoever registers says what is true now."""
-
-        def know() -> None:
-            self._known[instance.name] = instance.epoch
-
-        if delay_s:
-            self.loop.after(delay_s, know)
-        else:
-            know()
-
-    def _register(self, prefill: Instance, epoch: int, decodes: list[Instance]) -> None:
-        """Decode ranks learn of a life of prefill, each in its own time, again and again."""
-        for decode in decodes:
-            for node in decode.nodes:
-
-                def learn(node: DecodeNode = node) -> None:
-                    if node.is_up and prefill.epoch == epoch and prefill.is_up:
-                        node.learn(prefill.name, epoch)
-
-                self.loop.after(self.rng.uniform(0.0, 0.5), learn)
-
     def _crash(self, instance: Instance, back_s: float, rank: int | None) -> None:
         if not instance.is_up:
             return
@@ -294,24 +276,11 @@ class World:
         if instance.epoch != epoch:
             return
         instance.crash()
-        if instance in self.prefills:
-            for decode in self.decodes:
-                for node in decode.nodes:
-                    self.loop.after(1.5, lambda node=node: self._miss(node, instance, epoch))
-        self.loop.after(back_s, lambda: self._start(instance))
-
-    def _miss(self, node: DecodeNode, instance: Instance, epoch: int) -> None:
-        """The heartbeat: three probes of a prefill instance failed."""
-        if node.is_up and (instance.epoch != epoch or not instance.is_up):
-            node.lose(Peer(instance.name, epoch))
+        self.loop.after(back_s, instance.start)
 
     def _hiccup(self, prefill: Instance, decode: Instance) -> None:
-        peer = prefill.peer
-        for node in decode.nodes:
-            if node.is_up and isinstance(node, DecodeNode):
-                node.lose(peer)
-                delay_s = self.rng.uniform(0.0, 3.0)
-                self.loop.after(delay_s, lambda node=node: node.is_up and node.find(peer))
+        lasts_s = self.rng.uniform(1.5, 4.0)
+        self._cut_until[prefill.name, decode.name] = self.loop.now_s + lasts_s
 
     # -- the schedule --------------------------------------------------------------------------
 
@@ -320,9 +289,9 @@ class World:
         plan = self.plan
         for request in plan.requests:
             router = self.rng.choice(self.routers)
-            at_s = 1.0 + self.rng.random() * (0.2 if self.rng.random() < 0.5 else 10.0)
+            at_s = STARTS_S + self.rng.random() * (0.2 if self.rng.random() < 0.5 else 10.0)
             if request.starts_at is not None:
-                at_s = request.starts_at
+                at_s = STARTS_S - 1.0 + request.starts_at
             self.loop.after(at_s, lambda r=router, q=request: r.start(q))
         for at_s, name, back_s, rank in plan.crashes:
             instance = self.instances[name]
@@ -330,9 +299,11 @@ class World:
         for at_s, prefill, decode in plan.hiccups:
             pair = (self.instances[prefill], self.instances[decode])
             self.loop.after(at_s, lambda pair=pair: self._hiccup(*pair))
+        for at_s, name in plan.bootstrap_restarts:
+            self.loop.after(at_s, self.instances[name].restart_bootstrap)
         for at_s, idx in plan.client_leaves:
             request = plan.requests[idx]
-            self.loop.after(at_s, lambda q=request: self._leave(q))
+            self.loop.after(STARTS_S - 1.0 + at_s, lambda q=request: self._leave(q))
         if plan.router_lost_at is not None:
             self.loop.after(plan.router_lost_at, self.routers[0].lose)
         self.loop.run(BUSY_S, self.check)
@@ -375,6 +346,9 @@ class World:
             for node in instance.nodes:
                 if instance.is_up:
                     self._check_quiet(node)
+        for request in self.plan.requests:
+            if request.router is not None and not request.outcome:
+                raise Violation(f"request {request.idx} has no end: {request.history}")
 
     @staticmethod
     def _check_quiet(node: Node) -> None:
@@ -391,26 +365,18 @@ class World:
         )
         for instance in self.instances.values():
             if not instance.is_up:
-                self._start(instance)
-        for prefill in self.prefills:
-            self._register(prefill, prefill.epoch, self.decodes)
-        for decode in self.decodes:
-            for node in decode.nodes:
-                for prefill in self.prefills:
-                    node.find(prefill.peer)
-        self.loop.run(self.loop.now_s + 2.0, self.check)
+                instance.start()
         router = Router(self, nonce=99)
-        pairs = [(prefill, decode) for prefill in self.prefills for decode in self.decodes]
-        prefills, decodes = self.prefills, self.decodes
-        for idx, (prefill, decode) in enumerate(pairs):
-            self.prefills, self.decodes = [prefill], [decode]
+        self.loop.run(self.loop.now_s + 12.0, self.check)
+        for idx, route in enumerate(list(router.pairs.routes)):
             ghost = Ghost(request=1000 + idx, attempt=0, kv_len=3)
             request = ClientRequest(ghost.request, 10_000 + idx, 20.0, ghost, tries_left=0)
-            router.start(request)
+            router.start(request, only(route))
             self.loop.run(self.loop.now_s + 21.0, self.check)
             if request.outcome != "ok":
                 raise Violation(f"a later request ends {request.outcome}: {request.history}")
-        self.prefills, self.decodes = prefills, decodes
+        if len(router.pairs.routes) != len(self.prefills) * len(self.decodes):
+            raise Violation(f"a router misses instances: {router.registry.missing()}")
 
     # -- properties ----------------------------------------------------------------------------
 
