@@ -1,6 +1,7 @@
 """The loop of every rank: told, agreed, one step, tell. No branch on the role."""
 
 import logging
+from collections.abc import Mapping
 
 import torch
 
@@ -67,12 +68,14 @@ class OnlineLoop:
         for message in self.feed.receive(self._wait_ms):
             self._take(message)
         arrived = self.scheduler.advance_queues()
+        if arrived:
+            self._tell(arrived)  # a first token from prefill does not wait for a step of decode
         is_busy = self._agree()
         result = self.scheduler.run_step(self.engine) if self.scheduler.has_work else None
         if is_busy and result is None and self.dp_group is not None:
             # Other DP ranks enter collectives: a missing rank dead-locks them.
             self.engine.forward_batch(dummy_batch(num_computed_tokens=1))
-        self._tell(arrived, result)
+        self._tell(result.new_tokens if result is not None else {})
         self._wait_ms = self._next_wait_ms(is_busy, result)
         self.num_ticks += 1
 
@@ -120,11 +123,8 @@ class OnlineLoop:
         self.is_over = not stays
         return has_work and stays
 
-    def _tell(self, arrived: dict[int, list[int]], result: StepResult | None) -> None:
-        """`arrived` are tokens that came without a step, before those of the step."""
-        new_tokens = dict(arrived)
-        for request_id, tokens in result.new_tokens.items() if result is not None else ():
-            new_tokens[request_id] = [*new_tokens.get(request_id, ()), *tokens]
+    def _tell(self, new_tokens: Mapping[int, list[int]]) -> None:
+        """Tokens that have come since the last call, and the requests that are over."""
         told = {
             self.requests.key_of(request_id): (self.scheduler.request(request_id), len(tokens))
             for request_id, tokens in new_tokens.items()

@@ -23,10 +23,10 @@ class Outbox(Protocol):
         finished: Mapping[Key, Request],
         state: Mapping[str, Any],
     ) -> None:
-        """Called once per tick.
+        """Called once per tick, and before its step where tokens came without one.
 
         Args:
-            new_tokens: request and the number of tokens that it got in this tick.
+            new_tokens: request and the number of tokens that it got since the last call.
             finished: requests that are over.
             state: fields of `LoopState`.
         """
@@ -46,7 +46,7 @@ class NoOutbox:
 
 
 class OutputSender:
-    """The leader's outbox: one multipart message per tick that has something to tell."""
+    """The leader's outbox: one multipart message per call that has something to tell."""
 
     def __init__(self, *, instance: Instance, dp_rank: int, link: WorkerLink, clock: Clock) -> None:
         self.instance = instance

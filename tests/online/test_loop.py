@@ -50,6 +50,27 @@ def test_a_request_that_comes_later_joins_those_that_run():
     assert len(rank.engine.batches) == 10
 
 
+def test_a_token_that_came_without_a_step_is_told_before_the_step():
+    rank = make_rank()
+    message = generate(1, max_tokens=4)
+    rank.wire.put(message)
+    forward = rank.engine.forward_batch
+    # What prefill is to a decode instance: a first token between two steps.
+    firsts = [lambda: rank.scheduler.run_step(rank.engine).new_tokens]
+    num_told = []
+
+    def watched(batch):
+        num_told.append(len(rank.wire.tokens(message.key)))
+        return forward(batch)
+
+    rank.engine.forward_batch = watched
+    rank.scheduler.advance_queues = lambda: firsts.pop()() if firsts else {}
+    rank.run_dry()
+    assert num_told == [0, 1, 2, 3]
+    assert rank.wire.tokens(message.key) == expected(message)
+    rank.check_empty()
+
+
 def test_the_same_room_may_run_twice_but_an_attempt_only_once():
     rank = make_rank()
     first = generate(1)
