@@ -31,6 +31,8 @@ Start here:
       is this right, and what does each rank hold? No device and no weights are needed
   {program} -m scheduler.batch_size=1,8,32 kv_cache.block_size=16,128
       a sweep: one run per combination, a table at the end
+  {program} +role=cluster cluster.prefill=2 cluster.decode=1
+      a service for OpenAI clients, prefill and decode apart; +role=serve has both in one instance
 
 Every run leaves a folder under outputs/ with its configuration, texts and metrics.
 

@@ -29,7 +29,7 @@ def test_the_commands_of_the_help_have_no_fault_of_their_own(space: ConfigSpace)
     text = help_text("inferkit", space)
     start, end = text.index("Start here:"), text.index("Every run")
     commands = [line for line in text[start:end].splitlines() if line.startswith("  inferkit")]
-    assert len(commands) == 5
+    assert len(commands) == 6
 
     for line in commands:
         words = shlex.split(line)[1:]
