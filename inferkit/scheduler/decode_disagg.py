@@ -115,7 +115,11 @@ class DecodeDisaggScheduler(DisaggScheduler):
         """Request -> number of its admission."""
         self._next_age = count()
         self.room = DecodeRoom(
-            kv_cache=self.kv_cache, host_store=host_store, max_kv_len=self._max_kv_len
+            kv_cache=self.kv_cache,
+            host_store=host_store,
+            max_kv_len=self._max_kv_len,
+            in_flight=self._in_flight,
+            copying=self._copying,
         )
 
     # -- queues --------------------------------------------------------------------------------
@@ -141,6 +145,7 @@ class DecodeDisaggScheduler(DisaggScheduler):
 
     def advance_queues(self) -> dict[int, list[int]]:
         """Returns the first tokens that came from prefill."""
+        self.room.changed()
         self._carry_out(self.transfer.tick())
         self._resume_retracted()
         if not self.retracted_queue:
@@ -207,6 +212,7 @@ class DecodeDisaggScheduler(DisaggScheduler):
         request_id = self._ids[action.key]
         if action.blocks:
             self._copying.pop(request_id, None)
+            self.room.changed()
         if action.host_area:
             self.host_store.drop(request_id)
             self._hosted.discard(action.key)
@@ -218,11 +224,13 @@ class DecodeDisaggScheduler(DisaggScheduler):
     def _leave_queue(self, request: Request) -> None:
         self._copying.pop(request.request_id, None)
         super()._leave_queue(request)
+        self.room.changed()
 
     def _insert_by_age(self, request: Request) -> None:
         requests = [*self.running_requests.values(), request]
         requests.sort(key=self._age)
         self.running_requests = {request.request_id: request for request in requests}
+        self.room.changed()
 
     def _age(self, request: Request) -> int:
         return self._ages[request.request_id]
@@ -261,7 +269,7 @@ class DecodeDisaggScheduler(DisaggScheduler):
             for manager in self.kv_cache.managers.values()
         )
         # Looked at first, for it is cheap: a long queue is tried again in every tick.
-        if not are_free or not self._may_take(request, num_tokens):
+        if not are_free or not self.room.may_take(request, num_tokens):
             return False
         has_blocks = self.kv_cache.allocate_slots(
             request.request_id,
@@ -269,9 +277,10 @@ class DecodeDisaggScheduler(DisaggScheduler):
             num_new_tokens=num_tokens,
             num_reserved_tokens=num_reserved,
         )
+        assert has_blocks, "the free blocks were looked at before"
         # Blocks before the window of the first decode step must not be asked for: prefill gives
         # them back while it computes the end of the prompt.
-        return has_blocks and self.kv_cache.allocate_slots(
+        return self.kv_cache.allocate_slots(
             request.request_id,
             num_computed_tokens=request.num_prompt_tokens,
             num_new_tokens=0,
@@ -283,6 +292,7 @@ class DecodeDisaggScheduler(DisaggScheduler):
         self.transfer_queue[request_id] = request
         self._holders[key] = None
         self._ages[request_id] = next(self._next_age)
+        self.room.changed()
         request.num_skips = 0
         request.first_scheduled_time_s = self.clock()
         self._carry_out(self.transfer.admit(key, self._block_ids(request)))
@@ -290,8 +300,12 @@ class DecodeDisaggScheduler(DisaggScheduler):
     # -- blocks of running requests ------------------------------------------------------------
 
     def _allocate(self, request: Request, num_tokens: int) -> bool:
-        may_take = self._may_take(request, request.num_computed_tokens + num_tokens)
-        return may_take and super()._allocate(request, num_tokens)
+        if not self.room.may_take(request, request.num_computed_tokens + num_tokens):
+            return False
+        has_blocks = super()._allocate(request, num_tokens)
+        if has_blocks:
+            self.room.took(request)
+        return has_blocks
 
     def _make_room(self, request: Request) -> bool:
         """The blocks of a retracted request come when every rank has copied them."""
@@ -304,20 +318,15 @@ class DecodeDisaggScheduler(DisaggScheduler):
         queues = (self.running_requests, self.transfer_queue, self.retracted_queue)
         return sorted((r for queue in queues for r in queue.values()), key=self._age)
 
-    def _may_take(self, request: Request, num_tokens: int) -> bool:
-        """Whether the eldest can come to its end after `request` has blocks for `num_tokens`."""
-        return self.room.may_take(request, num_tokens, self._in_flight, self._copying)
-
     # -- retraction ----------------------------------------------------------------------------
 
     def _retract_for(self, needy: Request) -> None:
         """Retract the youngest other whose copy fits and leaves the eldest of all enough."""
         if self._copying:
             return  # blocks come already
-        in_flight = self._in_flight()
+        eldest = self._in_flight()[0]
         for victim in reversed(list(self.running_requests.values())):
-            is_older = victim in (in_flight[0], needy)
-            if not is_older and self.room.may_retract(victim, in_flight, self._copying):
+            if victim not in (eldest, needy) and self.room.may_retract(victim):
                 self._retract(victim)
                 return
 
@@ -327,6 +336,7 @@ class DecodeDisaggScheduler(DisaggScheduler):
         del self.running_requests[request_id]
         self.retracted_queue[request_id] = self._copying[request_id] = request
         self._hosted.add(key)
+        self.room.changed()
         request.num_preemptions += 1
         self._num_preempted += 1
         self._carry_out(self.transfer.retract(key) or ())
@@ -349,12 +359,10 @@ class DecodeDisaggScheduler(DisaggScheduler):
         """Blocks for what is computed; they are filled from the host store."""
         request_id, num_tokens = request.request_id, request.num_computed_tokens
         num_running = 0 if is_eldest else 1 + len(self.running_requests)
-        if (
-            not self.room.may_return(request, num_running)
-            or not self._may_take(request, num_tokens)
-            or not self.kv_cache.allocate_slots(
-                request_id, num_computed_tokens=num_tokens, num_new_tokens=0
-            )
+        if not self.room.may_return(request, num_running):
+            return False
+        if not self.room.may_take(request, num_tokens) or not self.kv_cache.allocate_slots(
+            request_id, num_computed_tokens=num_tokens, num_new_tokens=0
         ):
             return False
         del self.retracted_queue[request_id]

@@ -1,6 +1,7 @@
 """Schedulers that forget a rule of their own; see mutations.py."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from inferkit.core.request import FinishReason, Request
 from inferkit.kv_transfer.actions import Action, End, Release
@@ -109,8 +110,9 @@ class DecodeTakesWhatNeverFits(TakesWhatNeverFits, DecodeDisaggScheduler): ...
 class TakesAnyBlock(DecodeDisaggScheduler):
     """As long as one is free."""
 
-    def _may_take(self, request: Request, num_tokens: int) -> bool:
-        return True
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.room.may_take = lambda request, num_tokens: True
 
 
 class RetractsTheLast(DecodeDisaggScheduler):

@@ -1,6 +1,6 @@
 from itertools import combinations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferkit.scheduler.headroom import Headroom, most_that_fits
@@ -8,6 +8,7 @@ from inferkit.scheduler.headroom import Headroom, most_that_fits
 sizes = st.lists(st.integers(1, 12), max_size=8)
 
 
+@settings(deadline=None)
 @given(sizes, st.integers(0, 40), st.none() | st.integers(0, 9))
 def test_the_most_that_fits_is_that_of_all_choices(sizes, capacity, max_count):
     sums = [
@@ -36,6 +37,7 @@ def test_the_eldest_gets_what_is_free_and_what_the_store_takes():
     assert headroom(num_free=3, max_retractions=1).is_enough
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_it_stays_true_whatever_ends_lands_is_retracted_or_resumed(data):
     """The reason why the eldest always comes to its end; checks happen only where blocks are
