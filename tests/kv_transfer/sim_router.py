@@ -1,9 +1,9 @@
 """A router: the real state machine of a request, the real table of pairs and breakers, and the real
 registry of instances. Only HTTP is simulated; a probe of a pair succeeds without being sent."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from inferkit.core.messages import Output
 from inferkit.core.request import FinishReason
@@ -18,6 +18,7 @@ from inferkit.online.router.routed_request import (
     Choose,
     CloseLegs,
     Deliver,
+    Failed,
     Fault,
     Finish,
     LegFailure,
@@ -277,5 +278,8 @@ class Router:
 
 def only(pair: Route) -> Choose:
     """A request that goes to one pair and no other."""
-    choice: Any = lambda room, attempt, failed: pair  # noqa: E731
-    return choice
+
+    def choose(room: int, attempt: int, failed: Sequence[Failed]) -> Route:
+        return pair
+
+    return choose

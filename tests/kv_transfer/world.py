@@ -1,6 +1,6 @@
 """A random deployment under a virtual clock, with every fault, and the properties it must have.
 
-`run_schedule(seed)` is one schedule: requests under faults; then silence, in which timers and
+`World(plan, seed).run()` is one schedule: requests under faults; then silence, in which timers and
 local steps alone must release everything; then one more request per pair, which must succeed.
 """
 
