@@ -138,6 +138,38 @@ def test_any_process_of_a_cluster_may_be_killed(words, tmp_path):
         clients.join(ERROR_LIMIT_S)
 
 
+def test_one_rank_of_several_that_dies_ends_its_instance_alone(words, tmp_path):
+    """Ranks in step on both sides, of unequal number; everything is signed."""
+    own = [
+        "cluster.prefill=2",
+        "cluster.prefill_overrides='parallel=tp2'",
+        "cluster.decode_overrides='parallel=dp2'",
+        "disagg.secret_env=PD_TEST_SECRET",
+    ]
+    with cluster(tmp_path, *words, *own, PD_TEST_SECRET="s" * 40) as service:
+        expected = answers(service)
+        assert answers(service) == expected
+        service.wait_until_idle()
+        for role in ("decode", "prefill"):
+            ids = {entry["instance_id"] for entry in service.instances(role)}
+            clients = Clients(service)
+            follower = max(service.ranks(role), key=lambda process: process.pid)
+            follower.kill()
+            ends = clients.join(100)
+            if role == "decode":
+                check_broken(ends, "decode")
+            else:
+                assert ends[0] == "data: [DONE]" and answers(service) == expected
+            service.until(
+                lambda role=role, ids=ids: (
+                    len(service.instances(role)) == len(ids)
+                    and {entry["instance_id"] for entry in service.instances(role)} != ids
+                ),
+                BACK_LIMIT_S,
+            )
+            assert_serves_again(service, expected)
+
+
 @contextlib.contextmanager
 def nodes(tmp_path, words):
     """Router, prefill and decode at addresses of their own, and what a client sees of them."""
