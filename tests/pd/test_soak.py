@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from inferkit import OfflineInference, SamplingParams, load_config
 from tests.pd.deployments import ROOT, cluster, generate_all
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
@@ -98,6 +99,34 @@ def test_two_thousand_requests_leave_memory_flat_and_answers_equal(words, tmp_pa
         assert again["output_ids"] == expected["output_ids"]
         stats = service.router.stats()
         assert stats["retries"] == 0 and stats["ignored_outputs"] == 0
+
+
+def test_far_more_requests_than_fit_are_all_answered_right(words, tmp_path):
+    """Chunks, prefix hits, queues and retractions; whatever waits is served in the end."""
+    rng = random.Random(5)
+    starts = [[rng.randrange(3, 250) for _ in range(300)] for _ in range(6)]
+    prompts = []
+    for _ in range(200):
+        own = [rng.randrange(3, 250) for _ in range(rng.randrange(1, 200))]
+        prompts.append(rng.choice(starts)[: rng.randrange(300)] + own)
+    bodies = [{"prompt": p, "max_tokens": rng.randrange(1, 200), **GREEDY} for p in prompts]
+    offline = ["engine.max_model_len=768", "data.input_truncated_len=560"]
+    llm = OfflineInference(load_config([*words[:3], words[-1], *offline]))
+    longest = SamplingParams(max_tokens=200, **GREEDY)
+    expected = [result.token_ids for result in llm.generate(prompts, longest)]
+    limits = [
+        "engine.max_model_len=768",
+        "kv_cache.num_blocks=56",
+        "scheduler.max_prefill_tokens=96",
+        "scheduler.batch_size=24",
+        "cluster.decode_overrides='scheduler.num_reserved_decode_tokens=0'",
+    ]
+    with cluster(tmp_path, *words, *limits) as service:
+        answers = generate_all(service.router, bodies, 100)
+        for answer, body, tokens in zip(answers, bodies, expected, strict=True):
+            assert answer["output_ids"] == tokens[: body["max_tokens"]]
+        service.wait_until_idle()
+        assert service.router.stats()["retries"] == 0
 
 
 def resident_bytes(processes: list[psutil.Process]) -> dict[int, int]:
