@@ -13,7 +13,9 @@ cores of a host, and the hand-off is what is to be measured.
 A ratio is the median over rounds of the cluster's median over that of the instance in the same
 round; added milliseconds are the median of their differences. On a machine that others use, every
 switch of processes waits for them; what remains of that is least in the quickest requests, whose
-difference is `added_best_ms`. The last line of stdout is one JSON object.
+difference is `added_best_ms`. Memory that is used for the first time costs more, on both sides of a
+hand-off: of a small pool (kv_cache.num_blocks) the warm-up has used all blocks. The last line of
+stdout is one JSON object.
 """
 
 import argparse
