@@ -75,8 +75,10 @@ class DecodeDisaggScheduler(DisaggScheduler):
       a head that lacks blocks at most `MAX_HEAD_SKIPS` times.
     - Blocks are taken only if the eldest can still come to its end afterwards (headroom.py);
       otherwise a request skips the step, or is not admitted.
-    - For the eldest that runs, and only for it, a younger one is retracted: its blocks are copied
-      to the host store, and are free when every rank has copied. So the last one never is.
+    - Only for the eldest that runs, or for the eldest of all where it waits in host memory, a
+      younger one is retracted: its blocks are copied to the host store, and are free when every
+      rank has copied. So an older one always goes on; the last one that runs is never retracted
+      for its own sake.
     - A retracted request comes back, bit for bit, before any new one is admitted.
 
     Args:
