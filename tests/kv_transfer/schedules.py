@@ -231,6 +231,7 @@ def short_of_blocks(rng: Random) -> Plan:
     plan = _deployment(rng)
     plan.num_prefills = plan.num_decodes = plan.num_routers = 1
     plan.is_calm = rng.random() < 0.5
+    plan.jitter_s = min(plan.jitter_s, 0.01)  # one after the other, they must all be done in time
     plan.prefill_blocks, plan.num_slots = rng.choice([4, 5, 9]), rng.choice([2, 6, 6])
     plan.decode_blocks = rng.choice([6, 7, 9, 11])
     plan.num_host_blocks = rng.choice([0, 2, 4, 6, 11])
