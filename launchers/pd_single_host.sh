@@ -3,5 +3,5 @@
 #
 #   launchers/pd_single_host.sh cluster.prefill=2 cluster.decode=1 parallel=tp2
 #
-# PYTHON names the interpreter (default: python).
-exec "${PYTHON:-python}" -m inferkit +role=cluster "$@"
+# PYTHON names the interpreter (default: python). DRY_RUN=1 shows the command.
+exec ${DRY_RUN:+echo} "${PYTHON:-python}" -m inferkit +role=cluster "$@"

@@ -206,7 +206,7 @@ def _find_spec(name: str) -> ModuleSpec:
     parts = name.split(".")
     try:
         spec = importlib.util.find_spec(parts[0])
-    except ValueError:
+    except (ValueError, KeyError):  # a module without a spec, or a namespace that has gone
         spec = None
     if spec is None:
         raise TargetError(

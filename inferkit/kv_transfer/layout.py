@@ -123,7 +123,8 @@ def check_compatible(
         raise LayoutError(
             f"prefill {prefill_id} and decode {decode_id} cannot hand KV over: "
             + "; ".join(map(str, found))
-            + ". Start both from one configuration (`inferkit diff` shows what differs)"
+            + ". Start both from one configuration; config.resolved.yaml in their run directories "
+            "has what each runs with"
         )
     if decode.mtp_layers and not prefill.mtp_layers:
         return [

@@ -70,9 +70,8 @@ def _add_openai_routes(app: FastAPI, service: GenerationService) -> None:
     created = int(time.time())
     model = service.model
 
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        entry = {
+    def entry() -> dict[str, Any]:
+        return {
             "id": model.name,
             "object": "model",
             "created": created,
@@ -80,7 +79,15 @@ def _add_openai_routes(app: FastAPI, service: GenerationService) -> None:
             "root": model.path or model.name,
             "max_model_len": model.max_model_len,
         }
-        return {"object": "list", "data": [entry]}
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [entry()]}
+
+    @app.get("/v1/models/{model_id:path}")
+    async def one_model(model_id: str) -> dict[str, Any]:
+        _check_name(service, model_id)
+        return entry()
 
     @app.post("/v1/completions")
     async def completions(request: Request, body: CompletionBody) -> Response:
@@ -190,10 +197,15 @@ def _abort_target(body: Any) -> tuple[str, int | None]:
 
 
 def _check_model(service: GenerationService, body: SamplingBody) -> None:
-    known = [name for name in (service.model.name, service.model.path) if name]
-    if body.model and body.model not in known:
+    if body.model:
+        _check_name(service, body.model)
+
+
+def _check_name(service: GenerationService, name: str) -> None:
+    known = [known for known in (service.model.name, service.model.path) if known]
+    if name not in known:
         raise UnknownModel(
-            f"model={body.model!r:.100} is not served here; use {known[0]!r}", param="model"
+            f"model={name!r:.100} is not served here; use {known[0]!r}", param="model"
         )
 
 

@@ -67,6 +67,7 @@ class SamplingBody(BaseModel):
     best_of: Integer | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    logit_bias: dict[str, Any] | None = None
     bootstrap_room: Integer | str | None = None
     """Of the client's own choice: makes a retry idempotent and a trace findable."""
 
@@ -78,8 +79,10 @@ class SamplingBody(BaseModel):
         """Of these fields; where one is absent, of `defaults`.
 
         Raises:
-            RequestError: a value is out of range.
+            RequestError: a value is out of range, or would be ignored to the client's surprise.
         """
+        if self.logit_bias:
+            raise RequestError("logit_bias: it is not supported; leave it out")
         values = {name: value for name, value in defaults.items() if value is not None}
         for name in SAMPLING_FIELDS:
             value = getattr(self, name)
@@ -210,7 +213,6 @@ class ChatBody(SamplingBody):
     tools: list[Any] | None = None
     tool_choice: Any = None
     response_format: dict[str, Any] | None = None
-    logit_bias: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def prompt(self) -> Prompt:
@@ -250,8 +252,6 @@ class ChatBody(SamplingBody):
         kind = (self.response_format or {}).get("type", "text")
         if kind != "text":
             raise RequestError(f"response_format: type {kind!r:.40} is not supported; use text")
-        if self.logit_bias:
-            raise RequestError("logit_bias: it is not supported; leave it out")
 
 
 def _message(index: int, message: Any) -> dict[str, Any]:

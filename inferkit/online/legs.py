@@ -127,8 +127,8 @@ class LegServer:
             known = ", ".join(sorted(self.bootstraps.urls)) or "none"
             raise Unavailable(
                 f"bootstrap_url={url!r:.200} belongs to no prefill instance that this decode "
-                f"instance knows (known: {known}); list it in disagg.prefill_ips, or let both "
-                "join one router by disagg.router_url",
+                f"instance knows (known: {known}); give it the address by disagg.prefill_ips and "
+                "disagg.bootstrap_port, or let both join one router by disagg.router_url",
                 code="unknown_bootstrap",
             )
 

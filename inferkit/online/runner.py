@@ -84,7 +84,7 @@ class OnlineRunner:
             if disagg.mode is DisaggMode.prefill:
                 from inferkit.online.bootstrap_server import bootstrap_server
 
-                keys = ("disagg.prefill_ips", "disagg.bootstrap_port")
+                keys = ("the host", "disagg.bootstrap_port")
                 bootstrap = stack.enter_context(listening(host, disagg.bootstrap_port, keys=keys))
                 bootstrap_url = url_of(bootstrap)
                 beside = bootstrap_server(

@@ -90,6 +90,8 @@ class GenerationService:
         self._generations: dict[int, tuple[Generation, str]] = {}
         self._rooms: set[int] = set()
         self._last_id = 0
+        self._longest_token = max(map(len, tokenizer.get_vocab()), default=1)
+        """Characters; of byte-level tokens bytes, which are not fewer."""
         self._tokenizer_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
 
     def close(self) -> None:
@@ -215,8 +217,29 @@ class GenerationService:
                 "choose another, or leave it out"
             )
 
+    def _check_length(self, prompt: Prompt) -> None:
+        """Refuse at once what is too long whatever its tokens are: tokenising 10 MB takes
+        seconds, and others wait for it.
+
+        Raises:
+            RequestError: it is.
+        """
+        texts = (
+            [prompt]
+            if isinstance(prompt, str)
+            else [part.get("content") for part in prompt if isinstance(part, dict)]
+        )
+        num_chars = sum(len(text) for text in texts if isinstance(text, str))
+        if num_chars > self.model.max_model_len * self._longest_token:
+            raise RequestError(
+                f"prompt: {num_chars} characters are more than max_model_len="
+                f"{self.model.max_model_len} tokens, of which none has more than "
+                f"{self._longest_token} characters"
+            )
+
     async def _plan(self, prompt: Prompt, call: Call) -> tuple[list[int], SamplingParams]:
         """Token ids of a prompt, and how its generations are sampled."""
+        self._check_length(prompt)
         task = partial(render, self.tokenizer, prompt, call.template_kwargs)
         loop = asyncio.get_running_loop()
         token_ids = await loop.run_in_executor(self._tokenizer_thread, task)

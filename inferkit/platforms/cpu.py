@@ -12,6 +12,9 @@ from inferkit.core.host import available_memory
 from inferkit.core.place import RankPlace
 from inferkit.platforms.base import Platform
 
+KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+NUM_KERNELS = "64"
+
 
 class CpuPlatform(Platform):
     """Weights are packed for oneDNN, whose prepacked matrix product reads them about 1.5 times
@@ -27,6 +30,10 @@ class CpuPlatform(Platform):
         self.num_ranks = place.local_world_size
         num_threads = max(1, usable_cores() // self.num_ranks)
         torch.set_num_threads(self.num_threads or num_threads)
+        # oneDNN keeps a compiled kernel for each number of tokens that it has seen, by default
+        # 1024 of them: hundreds of megabytes. It reads these at its first operator.
+        for name in KERNEL_CACHES:
+            os.environ.setdefault(name, NUM_KERNELS)
 
     def synchronize(self) -> None:
         """Operators have finished when they return."""

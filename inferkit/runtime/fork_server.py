@@ -9,14 +9,17 @@ from multiprocessing import forkserver, resource_tracker, util
 
 from inferkit.runtime import fork_server_end
 
+OWN_SESSION = "inferkit.runtime.own_session"
+"""Not imported here: to import it is what it does."""
+
 
 def start_fork_server(*modules: str) -> None:
     """Start the process that ranks are forked from, unless there is one; returns at once.
 
     It imports `modules` by this process's import path, ends with this process and its ranks, and
-    does not hear Ctrl-C.
+    does not hear what is sent to the process group of this one, such as Ctrl-C.
     """
-    forkserver.set_forkserver_preload([*modules, fork_server_end.__name__])
+    forkserver.set_forkserver_preload([OWN_SESSION, *modules, fork_server_end.__name__])
     resource_tracker.ensure_running()  # would unblock the interrupt below
     with _blocked(signal.SIGINT), _variables_for_fork_server():
         forkserver.ensure_running()

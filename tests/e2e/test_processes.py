@@ -1,6 +1,7 @@
 """Runs of several ranks: how they start, meet and end, whoever starts them."""
 
 import json
+import os
 import re
 import signal
 import time
@@ -81,6 +82,8 @@ def test_four_ranks_generate_what_one_does_and_leave_one_result(tmp_path, model,
 def test_a_killed_rank_ends_the_run_within_ten_seconds(tmp_path, model):
     run, ranks = start_four(tmp_path, model)
     everybody = psutil.Process(run.pid).children(recursive=True)
+    # What is sent to the command's process group does not reach its ranks.
+    assert os.getsid(run.pid) not in {os.getsid(rank.pid) for rank in ranks}
     ranks[2].kill()
     output = finish(run, 10)
     assert run.returncode == 1

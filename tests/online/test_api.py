@@ -98,6 +98,9 @@ def test_models_are_listed_with_what_benchmarks_read():
     async def test(served):
         answer = (await served.client.get("/v1/models")).json()
         (entry,) = answer["data"]
+        for name in ("echo", "models/echo"):
+            assert (await served.client.get(f"/v1/models/{name}")).json() == entry
+        assert (await served.client.get("/v1/models/other")).status_code == 404
         assert answer["object"] == "list" and isinstance(entry.pop("created"), int)
         assert entry == {
             "id": "echo",
@@ -420,6 +423,9 @@ def test_the_interface_describes_itself():
             "is not supported",
         ),
         (CHAT, {"messages": HELLO, "logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+        (COMPLETIONS, {"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+        ("/generate", {"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+        ("/generate", {"prompt": "a" * 10**6}, "prompt", "1000000 characters are more than"),
         (CHAT, {"messages": HELLO, "top_logprobs": 2}, "top_logprobs", "needs logprobs=true"),
         ("/generate", {}, "prompt", "given are none of them"),
         ("/generate", {"prompt": "a", "text": "b"}, "prompt", "given are prompt, text"),
