@@ -168,7 +168,7 @@ def check(pools: Any, cell: Cell, option: str, folder: Any, reference: Reference
     )
     jobs = [
         Job(
-            room=100 + idx,
+            room=_room(idx, num_prefills),
             token_ids=token_ids,
             max_tokens=NUM_NEW_TOKENS,
             prefill=idx % num_prefills,
@@ -179,7 +179,7 @@ def check(pools: Any, cell: Cell, option: str, folder: Any, reference: Reference
     answers, ranks = serve_jobs(pools, deployment, jobs)
     assert set(answers) == {job.room for job in jobs}
     for idx, (tokens, gaps, _) in enumerate(shortened(reference)):
-        answer = answers[100 + idx]
+        answer = answers[_room(idx, num_prefills)]
         assert answer["finish_reason"] in ("length", "stop"), answer
         assert_same_tokens(answer["tokens"], tokens, gaps, case=f"{cell} prompt {CHOSEN[idx]}")
     if cell.retracts:
@@ -188,3 +188,8 @@ def check(pools: Any, cell: Cell, option: str, folder: Any, reference: Reference
     for name, outputs in ranks.items():
         for output in outputs:
             assert output["stats"].get("dropped_malformed", 0) == 0, name
+
+
+def _room(idx: int, num_prefills: int) -> int:
+    """Every DP rank of every prefill instance gets some."""
+    return 100 + 2 * idx + idx // num_prefills % 2

@@ -103,8 +103,15 @@ def run_rank(
     dp_size = comm.layout.attn_dp_size
     own = [job for job in jobs if job.room % dp_size == comm.dp_rank]
     results = Results()
+    registration = parts.hand_off.registration
+
+    def is_quiet() -> bool:
+        """A rank that has nothing to do must still be known to decode."""
+        is_known = registration is None or registration.is_registered
+        return is_known and not scheduler.has_handoffs
+
     loop = OnlineLoop(
-        feed=ScriptedFeed(own, lambda: not scheduler.has_handoffs),  # type: ignore[arg-type]
+        feed=ScriptedFeed(own, is_quiet),  # type: ignore[arg-type]
         requests=RequestTable(vocab_size=parts.arch.vocab_size),
         scheduler=scheduler,
         engine=parts.engine,
