@@ -151,6 +151,17 @@ class HostStore:
         return self._held[request_id]
 
 
+def left_for_pools(free_bytes: int, host_bytes: int) -> int:
+    """Of memory that pools and store share, as on a CPU: what the pools may take.
+
+    Args:
+        host_bytes: of the store; 0 = automatic.
+    """
+    if host_bytes:
+        return max(0, free_bytes - host_bytes)
+    return free_bytes * AUTO_SHARE // (AUTO_SHARE + 1)
+
+
 def can_run_short(kv_cache: KVCacheManager) -> bool:
     """Whether some pool does not hold as many of the longest requests as may be in flight."""
     return any(

@@ -22,6 +22,7 @@ from inferkit.engine.execution_engine import ExecutionEngine
 from inferkit.engine.model_worker import ModelWorker
 from inferkit.engine.profiler import NullProfiler, Profiler
 from inferkit.engine.sampler import Sampler
+from inferkit.kv_cache.host_store import left_for_pools
 from inferkit.kv_cache.kv_cache_manager import KVCacheManager
 from inferkit.loader.base_loader import BaseModelLoader
 from inferkit.loader.byte_tokenizer import make_byte_tokenizer
@@ -145,6 +146,9 @@ def assemble(
 
     stage("allocating KV cache")
     max_num_requests = config.batch_size_per_dp_rank
+    free_bytes = comm.world.min(platform.free_memory())  # equal pools on all ranks
+    if config.disagg.mode is DisaggMode.decode and platform.device.type == "cpu":
+        free_bytes = left_for_pools(free_bytes, config.kv_cache.host_bytes)
     kv_cache: KVCacheManager = build(
         config.kv_cache,
         allowed_targets=targets,
@@ -152,7 +156,7 @@ def assemble(
         specs=engine.cache_specs,
         max_model_len=config.engine.max_model_len,
         max_num_requests=max_num_requests,
-        free_bytes=comm.world.min(platform.free_memory()),  # equal pools on all ranks
+        free_bytes=free_bytes,
     )
     hand_off = None
     if config.disagg.mode is not DisaggMode.none:
@@ -162,7 +166,7 @@ def assemble(
     role_parts: dict[str, Any] = {}
     if hand_off is not None:
         hand_off.attach(engine, kv_cache)
-        role_parts = hand_off.scheduler_parts(engine)
+        role_parts = hand_off.scheduler_parts(engine, kv_cache)
     scheduler: Scheduler = build(
         config.scheduler,
         allowed_targets=targets,

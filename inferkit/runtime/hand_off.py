@@ -14,7 +14,7 @@ from inferkit.core.place import LOOPBACK, RankPlace
 from inferkit.core.protocols import Clock, TransferEngine
 from inferkit.core.transfer_messages import InstanceLayout, Register
 from inferkit.engine.execution_engine import ExecutionEngine
-from inferkit.kv_cache.host_store import HostStore
+from inferkit.kv_cache.host_store import HostStore, can_run_short
 from inferkit.kv_cache.kv_cache_manager import KVCacheManager
 from inferkit.kv_transfer.decode_manager import DecodeTransferManager
 from inferkit.kv_transfer.identity import Peer
@@ -125,11 +125,11 @@ class HandOff:
                 **self._common(),
             )
 
-    def scheduler_parts(self, engine: ExecutionEngine) -> dict[str, Any]:
+    def scheduler_parts(self, engine: ExecutionEngine, kv_cache: KVCacheManager) -> dict[str, Any]:
         """What the scheduler of the role is given beside what every scheduler is."""
         if not self.is_decode:
             return {"transfer": self.manager}
-        return {"transfer": self.manager, "host_store": self._host_store(engine)}
+        return {"transfer": self.manager, "host_store": self._host_store(engine, kv_cache)}
 
     def start(self) -> None:
         """Comes when the rank can serve: from now on other instances find it."""
@@ -162,13 +162,14 @@ class HandOff:
             if part is not None:
                 part.close()
 
-    def _host_store(self, engine: ExecutionEngine) -> HostStore:
+    def _host_store(self, engine: ExecutionEngine, kv_cache: KVCacheManager) -> HostStore:
         caches: dict[str, list[torch.Tensor]] = {}
         for spec, tensors in zip(engine.cache_specs, engine.worker.kv_caches(), strict=True):
             caches.setdefault(spec.manager_key, []).extend(tensors)
         return HostStore(
             caches=caches,
             num_bytes=self.config.kv_cache.host_bytes,
+            is_needed=can_run_short(kv_cache),
             is_pinned=engine.worker.platform.device.type != "cpu",
         )
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from inferkit.core.errors import KVCacheError
-from inferkit.kv_cache.host_store import HostStore, can_run_short
+from inferkit.kv_cache.host_store import HostStore, can_run_short, left_for_pools
 from inferkit.kv_cache.kv_cache_manager import KVCacheManager
 from tests.fakes import make_spec
 
@@ -115,3 +115,9 @@ def test_where_every_request_fits_at_its_longest_nothing_is_reserved(windows):
     assert can_run_short(make(12)) and not can_run_short(make(13)) and not can_run_short(make(0))
     assert HostStore(caches=make_caches(), is_needed=False).num_bytes == 0
     assert HostStore(caches=make_caches(), is_needed=False, num_bytes=1 << 30).num_bytes > 0
+
+
+def test_pools_leave_memory_for_a_store_beside_them() -> None:
+    assert left_for_pools(1000, 0) == 800, "the store takes a quarter of that"
+    assert left_for_pools(1000, 300) == 700
+    assert left_for_pools(1000, 2000) == 0
