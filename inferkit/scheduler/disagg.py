@@ -6,6 +6,7 @@ calls it at common events, in the same order on every rank, and carries out what
 request is answered at once, its blocks follow when no write can touch them any more.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -36,7 +37,7 @@ class Transfer(Protocol):
     def stats(self) -> dict[str, int]: ...
 
 
-class DisaggScheduler(Scheduler):
+class DisaggScheduler(Scheduler, ABC):
     """Base of `PrefillDisaggScheduler` and `DecodeDisaggScheduler`.
 
     A request is in exactly one queue until it is finished. What it holds outlives that where a
@@ -74,9 +75,9 @@ class DisaggScheduler(Scheduler):
         """Requests with device blocks, those included that are answered and drain."""
         return len(self._holders)
 
+    @abstractmethod
     def _own_queues(self) -> Mapping[str, dict[int, Request]]:
         """Name in the status line -> queue, beside `waiting_queue` and `running_requests`."""
-        raise NotImplementedError
 
     def _queue_lengths(self) -> dict[str, int]:
         lengths = {name: len(queue) for name, queue in self._own_queues().items()}
@@ -112,13 +113,13 @@ class DisaggScheduler(Scheduler):
             del self._requests[request.request_id]
             raise
 
+    @abstractmethod
     def _accept(self, request: Request) -> Sequence[Action]:
         """Put the request into its first queue and tell the transfer.
 
         Raises:
             RequestError: the attempt was used before; the request is in no queue.
         """
-        raise NotImplementedError
 
     def abort(self, request_id: int) -> None:
         request = self._requests.get(request_id)
@@ -136,9 +137,9 @@ class DisaggScheduler(Scheduler):
             else:
                 self._on_action(action)
 
+    @abstractmethod
     def _on_action(self, action: Action) -> None:
         """An action of one side only."""
-        raise NotImplementedError
 
     def _on_end(self, action: End) -> None:
         request = self._live(action.key)

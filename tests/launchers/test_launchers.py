@@ -246,3 +246,9 @@ def test_one_host_is_a_cluster(tmp_path, shown):
     words = ("cluster.prefill=2", "parallel=tp2")
     result = launch("pd_single_host.sh", *words, directory=tmp_path, PYTHON=shown)
     assert result.stdout.splitlines()[1:] == ["-m", "inferkit", "+role=cluster", *words]
+
+
+def test_one_host_shows_its_command_where_it_is_asked_to(tmp_path, shown):
+    words = {"PYTHON": shown, "DRY_RUN": "1"}
+    result = launch("pd_single_host.sh", "parallel=tp2", directory=tmp_path, **words)
+    assert result.stdout == f"{shown} -m inferkit +role=cluster parallel=tp2\n"

@@ -27,8 +27,6 @@ NUM_REQUESTS = 2000
 NUM_WARM = 500
 """Requests before memory is looked at: pools and caches are full by then."""
 MAX_GROWTH = 1.05
-FEW_KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
-"""oneDNN keeps a kernel for each of the last 1024 numbers of tokens: bounded, but not flat."""
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +67,7 @@ def test_three_hundred_clients_that_leave_at_random_leave_nothing(words, tmp_pat
 
 def test_two_thousand_requests_leave_memory_flat_and_answers_equal(words, tmp_path):
     rng = random.Random(0)
-    with cluster(tmp_path, *words, "kv_cache.num_blocks=256", **FEW_KERNELS) as service:
+    with cluster(tmp_path, *words, "kv_cache.num_blocks=256") as service:
         first = {"prompt": "the first and the last", "max_tokens": 48, **GREEDY}
         expected = service.router.generate(**first)
 
