@@ -105,13 +105,20 @@ def _import_elastic(signals: "_EndSignals") -> bool:
     An import that is broken off leaves modules that cannot be imported again, so it goes on in a
     thread, and the process exits without it.
     """
-    thread = threading.Thread(target=importlib.import_module, args=(ELASTIC,), daemon=True)
+    thread = threading.Thread(target=_try_import, args=(ELASTIC,), daemon=True)
     thread.start()
     while thread.is_alive() and not signals.received:
         thread.join(POLL_INTERVAL_S)
     if signals.received:
         atexit.register(_exit_without, thread, 128 + signals.received[0])
     return not signals.received
+
+
+def _try_import(name: str) -> None:
+    """Import a module in a thread. A failure shows in the main thread, which imports it again, or
+    is the process's own end: modules that register what runs at the exit cannot do so any more."""
+    with contextlib.suppress(Exception):
+        importlib.import_module(name)
 
 
 def _exit_without(thread: threading.Thread, exit_code: int) -> None:

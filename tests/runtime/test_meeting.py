@@ -51,12 +51,19 @@ def lose_a_connection(met):
 
 def block_on_rank_0(met):
     """Rank 0 is in code that does not return when rank 2 dies, as gloo is."""
+    about_to_block = met.run_dir / "about_to_block"
     if met.place.rank == 2:
+        while not about_to_block.exists():
+            time.sleep(0.05)
+        time.sleep(1)
         os._exit(1)
     if met.place.rank == 0:
+        lock = ctypes.CDLL(None).pthread_mutex_lock
         mutex = ctypes.create_string_buffer(64)
-        for _ in range(2):  # the second time waits for ever, and no signal interrupts it
-            ctypes.CDLL(None).pthread_mutex_lock(mutex)
+        lock(mutex)
+        about_to_block.parent.mkdir(exist_ok=True)
+        about_to_block.touch()
+        lock(mutex)  # waits for ever, and no signal interrupts it
     threading.Event().wait(60)
 
 
