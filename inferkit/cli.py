@@ -28,16 +28,22 @@ from inferkit.config.build import build
 from inferkit.config.check import Checked
 from inferkit.config.compose import to_inference_config
 from inferkit.config.faults import closest, did_you_mean
-from inferkit.config.help import VERBS, help_text
+from inferkit.config.help import help_text
 from inferkit.config.preflight import Verdict, check_composition, preflight
 from inferkit.config.provenance import write_run
 from inferkit.config.run_folder import RUNS, SWEEPS, make_run_folder
 from inferkit.config.space import CONFIG_NAME, VERSION_BASE, ConfigSpace
 from inferkit.core.errors import ConfigError, InferkitError
+from inferkit.core.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REFUSED
 from inferkit.core.place import RankPlace
-from inferkit.inspect.check import summary
+from inferkit.inspect.verbs import VERBS
 from inferkit.runtime.instances import find_instance
-from inferkit.runtime.launched import Launched, check_launched, find_launched
+from inferkit.runtime.launched import (
+    REFUSAL_GRACE_S,
+    Launched,
+    check_launched,
+    find_launched,
+)
 from inferkit.runtime.logs import log_to_file, quiet_libraries
 from inferkit.runtime.meeting import meeting
 from inferkit.runtime.place import common_facts, find_node
@@ -49,8 +55,6 @@ logger = logging.getLogger(__name__)
 LOG_LEVEL = "INFERKIT_LOG_LEVEL"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 RUN_DIR = "hydra.run.dir="
-REFUSAL_GRACE_S = 10
-EXIT_OK, EXIT_FAILED, EXIT_REFUSED, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 def main() -> None:
@@ -82,20 +86,21 @@ def run(argv: Sequence[str]) -> int:
         return EXIT_REFUSED
     rest = list(argv[1:] if verb else argv)
     if "--help" in rest or "-h" in rest:
-        print(help_text(program_name(), ConfigSpace()))
+        texts = {name: verb.text for name, verb in VERBS.items()}
+        print(VERBS[verb].usage if verb else help_text(program_name(), ConfigSpace(), texts))
         return EXIT_OK
     if "--version" in rest:
         print(f"inferkit {_version('inferkit')} (hydra {_version('hydra-core')})")
         return EXIT_OK
     try:
-        arguments = parse_arguments(rest)
+        arguments = parse_arguments(rest, VERBS[verb].add_options if verb else None)
         _log_level()
-    except UsageError as error:
+        if verb is not None:
+            return VERBS[verb].run(arguments)
+    except (UsageError, HydraException, ConfigError) as error:
         _tell(f"inferkit: {error}")
         return EXIT_REFUSED
     try:
-        if verb is not None:
-            return _check(arguments, verb)
         if arguments.shows:
             return _show(arguments, rest)
         verdict = preflight(arguments.command(program_name()), arguments.space())
@@ -126,29 +131,6 @@ def _unknown_verb(verb: str) -> str:
     guess = did_you_mean(closest(verb, VERBS))
     verbs = ", ".join(VERBS)
     return f"inferkit: {verb} is no verb{guess}\nverbs are {verbs}; options are written KEY=VALUE"
-
-
-def _check(arguments: Arguments, verb: str) -> int:
-    """The verb `check`: the pre-flight, and what the configuration comes to; told by rank 0."""
-    command = arguments.command(program_name(), verb)
-    verdict = preflight(command, arguments.space())
-    launched = find_launched()
-    if launched is not None and launched.rank != 0:
-        if verdict.is_good:
-            return EXIT_OK
-        time.sleep(REFUSAL_GRACE_S)  # rank 0 must come to say why
-        return EXIT_REFUSED
-    if not verdict.is_good:
-        _tell(verdict.message)
-        return EXIT_REFUSED
-    for warning in verdict.warnings:
-        _tell(f"warning: {warning}")
-    print(f"ok: {command}")
-    if verdict.is_multirun:
-        print(f"  {len(verdict.cells)} cells, none of them has a fault")
-    else:
-        print(summary(verdict.checked[0]))
-    return EXIT_OK
 
 
 def _show(arguments: Arguments, argv: Sequence[str]) -> int:
@@ -218,7 +200,6 @@ def _run_as_rank(arguments: Arguments, verdict: Verdict, launched: Launched) -> 
         if launched.rank == 0:
             _tell(refusal)
         else:
-            # A launcher ends all ranks when one ends: rank 0 must come to say why.
             time.sleep(REFUSAL_GRACE_S)
         return EXIT_REFUSED
     cfg = copy.deepcopy(arguments.space().compose(arguments.overrides))

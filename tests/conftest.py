@@ -1,5 +1,6 @@
 """Fixtures that every test may use: tiny random models, the embedded model, a clean environment."""
 
+import difflib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -26,6 +27,32 @@ CHATML_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden files")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
+    """`golden(path, text)`: the committed file at `path` holds `text`.
+
+    A difference is shown with the command that accepts it, which writes the file.
+    """
+
+    def compare(path: Path, text: str) -> None:
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8")
+        known = path.read_text("utf-8") if path.exists() else ""
+        if text != known:
+            name = str(path.relative_to(request.config.rootpath))
+            lines = difflib.unified_diff(known.splitlines(), text.splitlines(), name, "now", "", "")
+            test = request.node.nodeid.partition("[")[0]
+            command = f"python -m pytest {test} --update-golden"
+            pytest.fail("\n".join([*lines, f"if this is meant: {command}"]), pytrace=False)
+
+    return compare
 
 
 @pytest.fixture(autouse=True)

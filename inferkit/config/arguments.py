@@ -2,8 +2,8 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydra._internal.utils import get_args_parser
@@ -46,6 +46,8 @@ class Arguments:
     config_dir: Path | None
     conf_dir: Path
     config_name: str
+    options: argparse.Namespace = field(default_factory=argparse.Namespace)
+    """Flags of a verb's own."""
 
     def command(self, program: str, verb: str = "") -> Command:
         return Command(program=program, verb=verb, flags=self.flags, overrides=self.overrides)
@@ -56,16 +58,26 @@ class Arguments:
         )
 
 
-def parse_arguments(argv: Sequence[str]) -> Arguments:
+AddOptions = Callable[[argparse.ArgumentParser], None]
+
+
+def parse_arguments(argv: Sequence[str], add_options: AddOptions | None = None) -> Arguments:
     """Read flags and overrides in any order.
+
+    Args:
+        add_options: declares the flags of a verb's own, which none of Hydra's may be named like.
 
     Raises:
         UsageError: an unknown flag, or flags that exclude each other.
     """
+    own = _Parser(add_help=False, allow_abbrev=False)
+    if add_options is not None:
+        add_options(own)
+    options, argv = own.parse_known_args(list(argv))
     parser = _Parser(parents=[get_args_parser()], add_help=False, allow_abbrev=False)
     found, unknown = parser.parse_known_intermixed_args(list(argv))
     if unknown:
-        raise UsageError(_unknown_flag(unknown[0]))
+        raise UsageError(_unknown_flag(unknown[0], _flags_of(own)))
     if found.experimental_rerun is not None:
         raise UsageError("--experimental-rerun loads a pickle, which inferkit never does")
     shows = next((name for name in SHOWS if _is_set(found, name)), "")
@@ -85,7 +97,12 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
         config_dir=config_dir,
         conf_dir=Path(found.config_path).resolve() if found.config_path else CONF_DIR,
         config_name=found.config_name or CONFIG_NAME,
+        options=options,
     )
+
+
+def _flags_of(parser: argparse.ArgumentParser) -> list[str]:
+    return [flag for action in parser._actions for flag in action.option_strings]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -108,10 +125,10 @@ def _flags(found: argparse.Namespace) -> list[str]:
     return flags
 
 
-def _unknown_flag(flag: str) -> str:
+def _unknown_flag(flag: str, own_flags: Sequence[str]) -> str:
     """A flag of another program is most often a key that is written otherwise here."""
     name, _, value = flag.partition("=")
-    guess = closest(name, FLAGS, cutoff=0.75)
+    guess = closest(name, (*own_flags, *FLAGS), cutoff=0.75)
     if guess is None:
         key = name.lstrip("-").replace("-", "_")
         known = similar_keys(key, list(leaf_keys(ConfigSpace().compose_job())))

@@ -2,19 +2,24 @@
 
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from inferkit.config.faults import LINE_LENGTH
 from inferkit.config.space import ConfigSpace
 
 SERIES_LENGTH = 3
 """Options of a group that differ in numbers only, on average, where each series has its line."""
-VERBS = {"check": "check a configuration and show what it comes to, without running it"}
 
 
-def help_text(program: str, space: ConfigSpace) -> str:
+def help_text(program: str, space: ConfigSpace, verbs: Mapping[str, str]) -> str:
+    """The whole text.
+
+    Args:
+        verbs: verb -> what it does.
+    """
     groups = "\n".join(_group_lines(space))
-    verbs = "\n".join(f"  {program} {verb} ...    {text}" for verb, text in VERBS.items())
+    width = max(map(len, verbs))
+    verb_lines = "\n".join(f"  {program} {verb:<{width}} ...  {verbs[verb]}" for verb in verbs)
     return f"""\
 inferkit runs large language models from one configuration.
 
@@ -43,8 +48,8 @@ Keys (set with KEY=VALUE, e.g. scheduler.batch_size=8):
   {program} --cfg job                 the whole configuration
   {program} --cfg job -p scheduler    one node of it
 
-Verbs:
-{verbs}
+Verbs ({program} VERB --help tells more):
+{verb_lines}
 
 Flags:
   -m                   a value list a,b becomes one run per value

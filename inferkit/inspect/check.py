@@ -1,8 +1,11 @@
 """The verb `check`: what a configuration comes to, without running it."""
 
+import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
+from inferkit.config.arguments import Arguments, program_name
 from inferkit.config.check import Checked
 from inferkit.config.faults import show
 from inferkit.config.memory import cached_len, mib, rank_share
@@ -10,16 +13,50 @@ from inferkit.config.model_files import (
     class_name,
     is_shape_only,
 )
+from inferkit.config.preflight import CHECK, preflight
 from inferkit.config.schema import InferenceConfig
 from inferkit.config.shares import RankShare
+from inferkit.core.exit_codes import EXIT_OK, EXIT_REFUSED
 from inferkit.core.parallel_layout import HeadLayout, ParallelLayout, contiguous
 from inferkit.inspect.groups import group_texts, ranks_text
+from inferkit.runtime.launched import REFUSAL_GRACE_S, find_launched
 
+USAGE = """\
+Usage: inferkit check [FLAGS] [KEY=VALUE ...]
+
+Looks for every fault of a command line without starting anything, and shows what the
+configuration comes to: groups of ranks, heads, experts, weights and KV cache of a rank. With -m
+every cell of the sweep is checked. No device and no weights are needed.
+
+Exit code: 0 = no fault, 2 = faults, each with a command line that works."""
 UNKNOWN = "known once its files are here"
 WITHOUT_RANKS = ("router", "cluster")
 """Roles whose own process starts none."""
 
 Rows = Iterator[tuple[str, str]]
+
+
+def run(arguments: Arguments) -> int:
+    """The pre-flight, and what the configuration comes to; told by rank 0."""
+    command = arguments.command(program_name(), CHECK)
+    verdict = preflight(command, arguments.space())
+    launched = find_launched()
+    if launched is not None and launched.rank != 0:
+        if verdict.is_good:
+            return EXIT_OK
+        time.sleep(REFUSAL_GRACE_S)  # rank 0 must come to say why
+        return EXIT_REFUSED
+    if not verdict.is_good:
+        print(verdict.message, file=sys.stderr)
+        return EXIT_REFUSED
+    for warning in verdict.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    print(f"ok: {command}")
+    if verdict.is_multirun:
+        print(f"  {len(verdict.cells)} cells, none of them has a fault")
+    else:
+        print(summary(verdict.checked[0]))
+    return EXIT_OK
 
 
 def summary(checked: Checked) -> str:

@@ -26,6 +26,8 @@ STARTED_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
 PARENT = os.getppid()
 """Read when the process begins: the parent may be gone later."""
 LAUNCHER_POLL_INTERVAL_S = 0.5
+REFUSAL_GRACE_S = 10
+"""A launcher ends all ranks when one ends: so long do others wait for rank 0 to say why."""
 FIRST_SRUN_PORT, NUM_SRUN_PORTS = 15000, 10000
 """Jobs that share a node get ports of their own, by their job number."""
 

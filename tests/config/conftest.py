@@ -22,12 +22,6 @@ ARCH: dict[str, Any] = {
 }
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--update-golden", action="store_true", help="rewrite tests/config/golden/*.yaml"
-    )
-
-
 @pytest.fixture(autouse=True)
 def nothing_was_fetched_before(empty_cache: Path) -> None:
     """The sizes of the embedded model are not known."""

@@ -1,7 +1,7 @@
 """The YAML files: composed as committed, and free of what has bitten Hydra's users."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -209,11 +209,6 @@ def test_resolved_configuration_is_readable_in_a_bare_program(space: ConfigSpace
     assert OmegaConf.to_object(merged) == checked.config
 
 
-def test_golden_default(space: ConfigSpace, request: pytest.FixtureRequest) -> None:
-    """A change of the default configuration is seen in review: pytest --update-golden."""
-    composed = OmegaConf.to_yaml(space.compose_job())
-    path = GOLDEN / "default.yaml"
-    if request.config.getoption("--update-golden", default=False):
-        path.write_text(composed)
-
-    assert composed == path.read_text("utf-8")
+def test_golden_default(space: ConfigSpace, golden: Callable[[Path, str], None]) -> None:
+    """A change of the default configuration is seen in review."""
+    golden(GOLDEN / "default.yaml", OmegaConf.to_yaml(space.compose_job()))

@@ -1,13 +1,16 @@
 import shlex
 
 from inferkit.config.faults import Command
-from inferkit.config.help import VERBS, help_text
+from inferkit.config.help import help_text
 from inferkit.config.preflight import preflight
 from inferkit.config.space import ConfigSpace
+from inferkit.inspect.verbs import VERBS
+
+TEXTS = {name: verb.text for name, verb in VERBS.items()}
 
 
 def test_help_names_groups_defaults_and_verbs(space: ConfigSpace) -> None:
-    text = help_text("inferkit", space)
+    text = help_text("inferkit", space, TEXTS)
 
     for group in space.groups:
         sign = "" if group in space.defaults else "+"
@@ -19,14 +22,14 @@ def test_help_names_groups_defaults_and_verbs(space: ConfigSpace) -> None:
 
 
 def test_many_options_are_easy_to_search(space: ConfigSpace) -> None:
-    lines = [line.strip() for line in help_text("inferkit", space).splitlines()]
+    lines = [line.strip() for line in help_text("inferkit", space, TEXTS).splitlines()]
 
     assert "ep2, ep4, ep8, ep16, ep32, ep128" in lines
     assert any(line.startswith("of one size, without weights: deepseek_r1_671b") for line in lines)
 
 
 def test_the_commands_of_the_help_have_no_fault_of_their_own(space: ConfigSpace) -> None:
-    text = help_text("inferkit", space)
+    text = help_text("inferkit", space, TEXTS)
     start, end = text.index("Start here:"), text.index("Every run")
     commands = [line for line in text[start:end].splitlines() if line.startswith("  inferkit")]
     assert len(commands) == 6

@@ -1,0 +1,95 @@
+"""A configuration as `explain` shows it and `diff` compares it: plain data, whole as JSON.
+
+Another revision of inferkit hands its own over as JSON (`inferkit explain --format json`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SNAPSHOT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Who has set a value."""
+
+    kind: str
+    """schema, primary, option, role, experiment, sweep, command line, or automatic."""
+    text: str
+    """`parallel=tp16` for an option, the override as typed for the command line; for an automatic
+    value the rule. Empty for the schema."""
+    value: Any
+    """What it set."""
+    file: str = ""
+    """Relative to conf/ where it is inside, as `conf/role/prefill.yaml`; empty = no file."""
+    line: int = 0
+    """From 1; 0 = no file."""
+
+    @property
+    def place(self) -> str:
+        """`conf/role/prefill.yaml:9`."""
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaf:
+    """One key of a configuration."""
+
+    value: Any
+    """As it runs: interpolations and automatic values resolved. Plain JSON."""
+    origins: tuple[Origin, ...] = ()
+    """All who set it, the last one won. Empty = not known (a YAML file by itself)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Derived:
+    """A value that follows from others."""
+
+    name: str
+    """`parallel.attn_dp_size`, `groups.attn_tp_group`, `rank.weight_bytes`, ..."""
+    value: Any
+    formula: str
+    """`world_size / attn_tp_size = 16 / 2`, with the numbers."""
+    unit: str = ""
+    """bytes, tokens, ranks, ...; how `text` is chosen."""
+    text: str = ""
+    """The value for people, where `value` is not enough: `436 MiB`, `{0-7} {8-15}`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """Everything that can be said of a configuration without running it."""
+
+    title: str
+    """What the user named: the overrides, the file or the run directory."""
+    role: str | None = None
+    choices: Mapping[str, str | None] = field(default_factory=dict)
+    """Group -> option; empty where it is not known."""
+    leaves: Mapping[str, Leaf] = field(default_factory=dict)
+    """Dotted key -> value, in the schema's order. An empty list or dictionary is a leaf; entries
+    of a dictionary are leaves of their own, a list is one leaf."""
+    derived: tuple[Derived, ...] = ()
+    faults: tuple[str, ...] = ()
+    """Rules that it breaks; then `derived` may be empty."""
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What could not be found out, and why."""
+    metrics: Mapping[str, Any] | None = None
+    """metrics.json of a run directory."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data with the version of this layout."""
+        return {"version": SNAPSHOT_VERSION, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Snapshot":
+        """The inverse of `to_json`."""
+        leaves = {
+            key: Leaf(value=leaf["value"], origins=tuple(Origin(**one) for one in leaf["origins"]))
+            for key, leaf in data["leaves"].items()
+        }
+        derived = tuple(Derived(**one) for one in data["derived"])
+        texts = {name: tuple(data[name]) for name in ("faults", "warnings", "notes")}
+        plain = {name: data[name] for name in ("title", "role", "choices", "metrics")}
+        return cls(leaves=leaves, derived=derived, **texts, **plain)
