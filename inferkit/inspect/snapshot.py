@@ -89,7 +89,14 @@ class Snapshot:
             key: Leaf(value=leaf["value"], origins=tuple(Origin(**one) for one in leaf["origins"]))
             for key, leaf in data["leaves"].items()
         }
-        derived = tuple(Derived(**one) for one in data["derived"])
-        texts = {name: tuple(data[name]) for name in ("faults", "warnings", "notes")}
-        plain = {name: data[name] for name in ("title", "role", "choices", "metrics")}
-        return cls(leaves=leaves, derived=derived, **texts, **plain)
+        return cls(
+            title=data["title"],
+            role=data["role"],
+            choices=data["choices"],
+            leaves=leaves,
+            derived=tuple(Derived(**one) for one in data["derived"]),
+            faults=tuple(data["faults"]),
+            warnings=tuple(data["warnings"]),
+            notes=tuple(data["notes"]),
+            metrics=data["metrics"],
+        )
