@@ -1,0 +1,240 @@
+"""What a run is, as a hash: two runs of one key would compute the same thing.
+
+A sweep that is resumed reuses the cells whose key has stayed. Torch-free; reads files, but whole
+weights never.
+"""
+
+import hashlib
+import importlib.util
+import json
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from inferkit.config.model_files import is_own
+from inferkit.config.provenance import package_versions, plain
+from inferkit.config.schema import InferenceConfig
+from inferkit.core.model_cache import EMBEDDED_PREFIX
+
+PACKAGE_DIR = Path(__file__).resolve().parent.parent
+LEFT_OUT: Mapping[str, str] = {
+    "sweep": "how a sweep is run and judged, not what a cell computes",
+    "model.path": "a place; the files that lie there count",
+    "data.dataset_path": "a place; the files that lie there count",
+    "parallel.node_ips": "addresses; their number counts",
+    "parallel.master_port": "a port",
+    "disagg.prefill_ips": "addresses; their number counts",
+    "disagg.decode_ips": "addresses; their number counts",
+    "disagg.bootstrap_port": "a port",
+    "disagg.http_host": "an address",
+    "disagg.http_port": "a port",
+    "disagg.zmq_port": "a port",
+    "disagg.router_url": "an address",
+    "disagg.secret_env": "a name of a variable",
+    "router.host": "an address",
+    "router.port": "a port",
+    "router.prefill_urls": "addresses; their number counts",
+    "router.decode_urls": "addresses; their number counts",
+}
+"""Keys that do not change what a run computes -> why."""
+CLUSTER_WORDS = ("prefill_overrides", "decode_overrides")
+PACKAGES = ("torch", "torch_npu", "transformers", "tokenizers")
+"""Packages whose version changes tokens or speed."""
+WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
+HEAD_BYTES = 1 << 20
+"""Of a weight file of another kind than safetensors, this much of its beginning counts."""
+MAX_HEADER_BYTES = 100 << 20
+"""The longest safetensors header there is; a longer one is no header."""
+
+
+def run_key(config: InferenceConfig) -> str:
+    """sha256 over all that decides what a run computes: 64 hexadecimal digits.
+
+    It covers the resolved configuration without the keys of LEFT_OUT, the code (of this checkout
+    or installation as it lies on disk, of components outside inferkit, and the versions of
+    PACKAGES), and the files of model and data set. A Hugging Face id counts by its name alone, so
+    that its download changes nothing. The host does not count.
+
+    Raises:
+        OSError: a file of the model or the data set cannot be read.
+    """
+    return RunKeys().key(config)
+
+
+class RunKeys:
+    """Keys of many configurations: what they share is read once."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, str] = {}
+        self._own_code = digest(code_files())
+        versions = package_versions()
+        self._versions = {name: versions[name] for name in PACKAGES}
+
+    def key(self, config: InferenceConfig) -> str:
+        """See `run_key`."""
+        values = plain(config)
+        text = {
+            "config": without_places(values),
+            "code": self._own_code,
+            "components": {name: self._once(component_files, name) for name in components(values)},
+            "versions": self._versions,
+            "model": self._once(_model_files, (config.model.path, config.model.with_ckpt)),
+            "dataset": self._once(_dataset_files, config.data.dataset_path),
+        }
+        return digest(text)
+
+    def _once(self, function: Any, argument: Any) -> str:
+        """The digest of `function(argument)`, computed once."""
+        name = f"{function.__name__} {argument}"
+        if name not in self._files:
+            self._files[name] = digest(function(argument))
+        return self._files[name]
+
+
+def digest(value: Any) -> str:
+    """sha256 of plain data."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def without_places(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values without those of LEFT_OUT; of a list of addresses its length stays."""
+    kept = json.loads(json.dumps(values))
+    for key in LEFT_OUT:
+        *nodes, name = key.split(".")
+        node = kept
+        for part in nodes:
+            node = node[part]
+        value = node.pop(name)
+        if isinstance(value, list):
+            node[name] = len(value)
+    for name in CLUSTER_WORDS:
+        kept["cluster"][name] = _counting_words(kept["cluster"][name])
+    return dict(kept)
+
+
+def _counting_words(text: str) -> list[str]:
+    """Words of one side of a cluster without those that only name places."""
+    try:
+        words = shlex.split(text)
+    except ValueError:  # an open quote; the check of the cluster tells it
+        return [text]
+    return [word for word in words if word.partition("=")[0].lstrip("+") not in LEFT_OUT]
+
+
+# -- code --------------------------------------------------------------------------------------
+
+
+def code_files(folder: Path = PACKAGE_DIR) -> dict[str, str]:
+    """Name -> hash of every file of the package that a run can read: code and options.
+
+    `models` and `conf` lie below it, in a checkout as links. Names are relative, with slashes.
+    """
+    return {
+        path.relative_to(folder).as_posix(): file_hash(path)
+        for path in _walk(folder)
+        if path.suffix not in (".pyc", ".md") and not path.name.endswith("~")
+    }
+
+
+def components(values: Any) -> list[str]:
+    """Top-level packages outside inferkit that a configuration takes classes from."""
+    found = {target.partition(".")[0] for target in _targets(values) if not is_own(target)}
+    return sorted(found - {""})
+
+
+def _targets(node: Any) -> Iterator[str]:
+    if not isinstance(node, dict):
+        return
+    for key, value in node.items():
+        if key in ("_target_", "mtp_target") and isinstance(value, str):
+            yield value
+        else:
+            yield from _targets(value)
+
+
+def component_files(package: str) -> dict[str, str]:
+    """Name -> hash of the Python files of a user's top-level package or module, without importing
+    it; empty where it is not found."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # a module that was made by hand, `__main__` for one
+        return {}
+    if spec is None:
+        return {}
+    if spec.submodule_search_locations is None:
+        return {package: file_hash(Path(spec.origin))} if spec.has_location and spec.origin else {}
+    return {
+        path.relative_to(folder).as_posix(): file_hash(path)
+        for folder in map(Path, spec.submodule_search_locations)
+        for path in _walk(folder)
+        if path.suffix == ".py"
+    }
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Files below `folder` in a fixed order; hidden ones and byte code are left out."""
+    for place, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = sorted(f for f in folders if f != "__pycache__" and not f.startswith("."))
+        yield from (Path(place, name) for name in sorted(files) if not name.startswith("."))
+
+
+# -- files of model and data set ---------------------------------------------------------------
+
+
+def model_files(config: InferenceConfig) -> dict[str, Any]:
+    """Name -> size and hash of the files of a model; of weights the header counts."""
+    return _model_files((config.model.path, config.model.with_ckpt))
+
+
+def dataset_files(config: InferenceConfig) -> dict[str, Any]:
+    """Name -> size and hash of the files of the data set; empty for the built-in prompts."""
+    return _dataset_files(config.data.dataset_path)
+
+
+def _model_files(source: tuple[str | None, bool]) -> dict[str, Any]:
+    path, with_weights = source
+    if path is None:
+        return {}
+    if path.startswith(EMBEDDED_PREFIX):
+        return {"embedded": path}  # its version pins the hash of its weights
+    place = Path(path).expanduser()
+    if place.is_file():
+        return {place.suffix: file_facts(place)}
+    if not place.is_dir():
+        return {"hub": path}
+    return {
+        file.name: file_facts(file)
+        for file in sorted(place.iterdir())
+        if file.is_file()
+        and not file.name.startswith(".")
+        and file.suffix != ".md"
+        and (with_weights or file.suffix not in WEIGHT_SUFFIXES)
+    }
+
+
+def _dataset_files(path: str | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    place = Path(path).expanduser()
+    files = sorted(place.glob("*.jsonl")) if place.is_dir() else [place] * place.is_file()
+    return {str(number): file_facts(file) for number, file in enumerate(files)}
+
+
+def file_facts(file: Path) -> dict[str, Any]:
+    """Size in bytes and sha256: of weights of the header, of other files of all."""
+    size = file.stat().st_size
+    if file.suffix not in WEIGHT_SUFFIXES:
+        return {"size": size, "sha256": file_hash(file)}
+    with file.open("rb") as stream:
+        head = stream.read(8 if file.suffix == ".safetensors" else HEAD_BYTES)
+        if file.suffix == ".safetensors":
+            length = int.from_bytes(head, "little")
+            head += stream.read(min(length, size, MAX_HEADER_BYTES))
+    return {"size": size, "header_sha256": hashlib.sha256(head).hexdigest()}
+
+
+def file_hash(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
