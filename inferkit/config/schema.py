@@ -345,12 +345,34 @@ class LoadConfig:
 
 
 @dataclass(kw_only=True)
+class SloConfig:
+    """What a request must keep to count as good; null = no limit. Goodput is the number of good
+    requests per second."""
+
+    ttft_s: float | None = None
+    """Seconds to its first token, from its arrival."""
+    tpot_s: float | None = None
+    """Mean seconds per output token after the first."""
+    e2e_s: float | None = None
+    """Seconds to its end, from its arrival."""
+
+
+@dataclass(kw_only=True)
 class SweepConfig:
+    """How a sweep (-m, +sweep=...) runs its cells, and what its summary looks for."""
+
     on_failure: OnFailure = OnFailure["continue"]
+    """stop = no further cell is started after one that failed."""
     skip_invalid: bool = False
+    """Run the cells that can run where the configuration of others has faults; otherwise one
+    fault keeps the whole sweep from starting."""
     cell_timeout_s: float | None = None
+    """A cell that runs longer is ended and counts as failed (null = no limit)."""
     objective: str | None = None
-    slo: dict[str, float] = field(default_factory=dict)
+    """Metric by which the best cell is chosen, by its name in metrics.json, such as ttft_s.p50
+    (null = goodput where a limit of `slo` is set, else output_tokens_per_s)."""
+    slo: SloConfig = field(default_factory=SloConfig)
+    """Limits of a good request."""
 
 
 @dataclass(kw_only=True)
