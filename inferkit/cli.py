@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -24,13 +24,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict, read_write
 
 from inferkit.config.arguments import Arguments, UsageError, parse_arguments, program_name
-from inferkit.config.build import build
 from inferkit.config.check import Checked
 from inferkit.config.compose import to_inference_config
 from inferkit.config.faults import closest, did_you_mean
 from inferkit.config.help import help_text
 from inferkit.config.preflight import Verdict, check_composition, preflight
-from inferkit.config.provenance import write_run
 from inferkit.config.run_folder import RUNS, SWEEPS, make_run_folder
 from inferkit.config.space import CONFIG_NAME, VERSION_BASE, ConfigSpace
 from inferkit.core.errors import ConfigError, InferkitError
@@ -44,11 +42,11 @@ from inferkit.runtime.launched import (
     check_launched,
     find_launched,
 )
-from inferkit.runtime.logs import log_to_file, quiet_libraries
+from inferkit.runtime.logs import log_to_file
 from inferkit.runtime.meeting import meeting
 from inferkit.runtime.place import common_facts, find_node
-from inferkit.runtime.rank_errors import PeerLostError
 from inferkit.sweep.cells import OK, JobResult, print_table
+from inferkit.sweep.job import Job
 
 logger = logging.getLogger(__name__)
 
@@ -288,11 +286,6 @@ class Jobs:
     results: list[JobResult] = field(default_factory=list)
     sweep_dir: Path = Path(".")
 
-    @property
-    def _is_other_rank(self) -> bool:
-        """Rank 0 writes and speaks for this process."""
-        return self.place is not None and self.place.rank != 0
-
     def run_job(self, cfg: DictConfig) -> dict[str, Any] | None:
         """Hydra's task function. Failures are told and stored, not raised."""
         hydra_cfg = HydraConfig.get()
@@ -300,62 +293,20 @@ class Jobs:
         if self.node_rank:
             run_dir = run_dir / f"node{self.node_rank}"
         is_cell = hydra_cfg.mode == RunMode.MULTIRUN
-        overrides = tuple(hydra_cfg.overrides.task)
         self.sweep_dir = Path(hydra_cfg.sweep.dir)
         if hydra_cfg.verbose is False:
             logging.getLogger().setLevel(_log_level())
-        quiet_libraries()
-        result = JobResult(number=int(hydra_cfg.job.num) if is_cell else 0, overrides=overrides)
-        start_s = time.monotonic()
-        try:
-            metrics = self._run(cfg, run_dir, hydra_cfg, overrides)
-            result = replace(result, status=OK, metrics=metrics or {})
-        except Exception as error:
-            result = result.failed(error)
-            if isinstance(error, InferkitError):
-                if not (isinstance(error, PeerLostError) and self._is_other_rank):
-                    _tell(f"inferkit: {error}")
-                _log_to_files("job failed", error)
-            else:
-                logger.exception("job failed")
-        except (KeyboardInterrupt, SystemExit) as error:
-            result = result.interrupted(error)
-            raise
-        finally:
-            result = replace(result, seconds=time.monotonic() - start_s)
-            if not self._is_other_rank:
-                result.write(run_dir)
-            self.results.append(result)
+        job = Job(
+            run_dir=run_dir,
+            command=self.command,
+            overrides=tuple(hydra_cfg.overrides.task),
+            number=int(hydra_cfg.job.num) if is_cell else 0,
+            place=self.place,
+            facts={"choices": dict(hydra_cfg.runtime.choices)},
+        )
+        result = job.run(lambda: to_inference_config(cfg))
+        self.results.append(result)
         return result.metrics
-
-    def _run(
-        self, cfg: DictConfig, run_dir: Path, hydra_cfg: Any, overrides: Sequence[str]
-    ) -> dict[str, Any] | None:
-        config = to_inference_config(cfg)
-        if not self._is_other_rank:
-            write_run(
-                run_dir,
-                config,
-                command=self.command,
-                overrides=overrides,
-                choices=dict(hydra_cfg.runtime.choices),
-            )
-        runner = build(config.runner, allowed_targets=config.allowed_targets, key="runner")
-        metrics: dict[str, Any] | None
-        if self.place is None:
-            metrics = runner.run(config, run_dir=run_dir)
-        else:
-            metrics = runner.run_rank(config, run_dir=run_dir, place=self.place)
-        return metrics
-
-
-def _log_to_files(message: str, error: Exception) -> None:
-    """Log a traceback where it is kept; the terminal shows only the error's own message."""
-    details = (type(error), error, error.__traceback__)
-    record = logger.makeRecord(logger.name, logging.ERROR, __file__, 0, message, (), details)
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.FileHandler):
-            handler.handle(record)
 
 
 def _log_level() -> str:

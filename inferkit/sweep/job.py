@@ -1,0 +1,97 @@
+"""One run of a configuration in a folder of its own: a single run, a cell, a replay, or a rank.
+
+Knows no Hydra: whoever has a configuration can run it.
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from inferkit.config.build import build
+from inferkit.config.provenance import write_run
+from inferkit.config.schema import InferenceConfig
+from inferkit.core.errors import InferkitError
+from inferkit.core.place import RankPlace
+from inferkit.runtime.logs import quiet_libraries
+from inferkit.runtime.rank_errors import PeerLostError
+from inferkit.sweep.cells import OK, JobResult
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A run that ends in a result whatever happens; only a signal goes on to the caller."""
+
+    run_dir: Path
+    command: str
+    """What the user typed; recorded."""
+    overrides: tuple[str, ...]
+    number: int = 0
+    """Of the cell in its sweep; 0 for a single run."""
+    place: RankPlace | None = None
+    """Of this process, where it is a rank itself."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """More for provenance.json."""
+
+    @property
+    def _is_other_rank(self) -> bool:
+        """Rank 0 writes and speaks for this process."""
+        return self.place is not None and self.place.rank != 0
+
+    def run(self, config: Callable[[], InferenceConfig]) -> JobResult:
+        """Run what `config` returns and write result.json. Failures are told and stored.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: a signal came; the result says so.
+        """
+        quiet_libraries()
+        result = JobResult(number=self.number, overrides=self.overrides)
+        start_s = time.monotonic()
+        try:
+            result = replace(result, status=OK, metrics=self._run(config()) or {})
+        except Exception as error:
+            result = result.failed(error)
+            self._tell(error)
+        except (KeyboardInterrupt, SystemExit) as error:
+            result = result.interrupted(error)
+            raise
+        finally:
+            result = replace(result, seconds=time.monotonic() - start_s)
+            if not self._is_other_rank:
+                result.write(self.run_dir)
+        return result
+
+    def _run(self, config: InferenceConfig) -> dict[str, Any] | None:
+        if not self._is_other_rank:
+            write_run(
+                self.run_dir, config, command=self.command, overrides=self.overrides, **self.facts
+            )
+        runner = build(config.runner, allowed_targets=config.allowed_targets, key="runner")
+        metrics: dict[str, Any] | None
+        if self.place is None:
+            metrics = runner.run(config, run_dir=self.run_dir)
+        else:
+            metrics = runner.run_rank(config, run_dir=self.run_dir, place=self.place)
+        return metrics
+
+    def _tell(self, error: Exception) -> None:
+        """The terminal shows the message of an error that is for users; logs show all of it."""
+        if not isinstance(error, InferkitError):
+            logger.error("job failed", exc_info=error)
+            return
+        if not (isinstance(error, PeerLostError) and self._is_other_rank):
+            print(f"inferkit: {error}", file=sys.stderr)
+        _log_to_files("job failed", error)
+
+
+def _log_to_files(message: str, error: Exception) -> None:
+    details = (type(error), error, error.__traceback__)
+    record = logger.makeRecord(logger.name, logging.ERROR, __file__, 0, message, (), details)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(record)
