@@ -201,6 +201,13 @@ def _as_override(role: str, words: Sequence[str]) -> str:
     return f'cluster.{role}_overrides="{text}"'
 
 
+def keys_to_be_equal(*, with_random_weights: bool) -> list[str]:
+    """Keys and nodes that prefill and decode must have in common."""
+    keys = [key for found in EQUAL_KEYS.values() for key in found]
+    # Else the seed is of nothing that both must have.
+    return [key for key in keys if key != "data.seed" or with_random_weights]
+
+
 def pair_faults(
     configs: Mapping[str, InferenceConfig], own: Mapping[str, Sequence[str]]
 ) -> Iterator[Fault]:
@@ -210,19 +217,16 @@ def pair_faults(
         own: words of each role alone; without those that make the difference, there is none.
     """
     router, prefill, decode = (configs[role] for role in (ROUTER, PREFILL, DECODE))
-    for keys in EQUAL_KEYS.values():
-        for key in keys:
-            if key == "data.seed" and prefill.model.with_ckpt:
-                continue  # seeds nothing that both must have
-            left, right = _value(prefill, key), _value(decode, key)
-            if left != right:
-                yield Fault(
-                    key=key,
-                    given=f"{key}: prefill {show(left)}, decode {show(right)}",
-                    problem="prefill and decode hand KV over, so they must have the same; set it "
-                    "for both, outside cluster.prefill_overrides and cluster.decode_overrides",
-                    fix=_without(key, own),
-                )
+    for key in keys_to_be_equal(with_random_weights=not prefill.model.with_ckpt):
+        left, right = _value(prefill, key), _value(decode, key)
+        if left != right:
+            yield Fault(
+                key=key,
+                given=f"{key}: prefill {show(left)}, decode {show(right)}",
+                problem="prefill and decode hand KV over, so they must have the same; set it "
+                "for both, outside cluster.prefill_overrides and cluster.decode_overrides",
+                fix=_without(key, own),
+            )
     for key in ("model.name", "model._target_", "model.path", "model.arch", "engine.max_model_len"):
         if _value(prefill, key) != _value(decode, key):
             continue
