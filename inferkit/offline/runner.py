@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from inferkit.config.schema import InferenceConfig
@@ -20,6 +18,7 @@ from inferkit.core.place import RankPlace
 from inferkit.offline.generations import keep_finished, remove_generations
 from inferkit.offline.summary import PatientConsole, num_refused, print_summary
 from inferkit.runtime.launched import ending_with_launcher
+from inferkit.runtime.live_progress import LiveProgress, live_progress
 from inferkit.runtime.place import find_node
 from inferkit.runtime.rank_errors import PEER_GRACE_S, PeerLostError, error_event, worker_error
 from inferkit.runtime.worker_group import let_threads_sleep, run_workers
@@ -48,7 +47,7 @@ class OfflineRunner:
         inbox = _Inbox()
         with (
             _kept_generations(run_dir),
-            _display() as inbox.display,
+            live_progress() as inbox.progress,
             node.reserved_port(config.parallel) as port,
         ):
             places = node.places(config.parallel, master_port=port)
@@ -84,7 +83,7 @@ class OfflineRunner:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(ending_with_launcher(place))
                 if place.rank == 0:
-                    inbox.display = stack.enter_context(_display())
+                    inbox.progress = stack.enter_context(live_progress())
                 run_offline(config, run_dir, place=place, channel=inbox)
         except PeerLostError:
             raise
@@ -117,7 +116,7 @@ class _Inbox:
 
     def __init__(self) -> None:
         self.outcome: dict[str, Any] = {}
-        self.display: _Display | None = None
+        self.progress: LiveProgress | None = None
 
     def tell(self, run_dir: Path) -> dict[str, Any]:
         """Print the summary; returns the metrics.
@@ -138,44 +137,22 @@ class _Inbox:
     def send(self, event: dict[str, Any]) -> None:
         if event["event"] == "result":
             self.outcome.update(event)
-        elif self.display is not None:
-            self.display.show(event)
+        elif self.progress is not None:
+            _show(event, self.progress)
 
 
-@contextlib.contextmanager
-def _display() -> Iterator["_Display"]:
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[status]}"),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-    ) as progress:
-        yield _Display(progress)
-
-
-class _Display:
-    """One progress bar at a time: loading, then generating."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self.task = progress.add_task("starting", total=None, status="")
-
-    def show(self, event: dict[str, Any]) -> None:
-        kind = event["event"]
-        if kind == "stage":
-            self.progress.update(self.task, description=event["text"], status="")
-            if "num_prompts" in event:
-                self.progress.reset(self.task, total=event["num_prompts"])
-        elif kind == "load":
-            self.progress.update(self.task, completed=event["done"], total=event["total"])
-        elif kind == "step":
-            record = event["record"]
-            self.progress.update(
-                self.task,
-                completed=event["num_finished"],
-                status=f"step {record.step} {record.kind}: {record.num_requests} requests, "
-                f"{record.num_tokens} tokens, kv {record.kv_used}/{record.kv_total}, "
-                f"waiting {record.num_waiting}, {record.step_time_s * 1e3:.0f} ms",
-            )
+def _show(event: dict[str, Any], progress: LiveProgress) -> None:
+    """Loading, then generating."""
+    kind = event["event"]
+    if kind == "stage":
+        progress.begin(event["text"], total=event.get("num_prompts"))
+    elif kind == "load":
+        progress.update(event["done"], total=event["total"])
+    elif kind == "step":
+        record = event["record"]
+        progress.update(
+            event["num_finished"],
+            status=f"step {record.step} {record.kind}: {record.num_requests} requests, "
+            f"{record.num_tokens} tokens, kv {record.kv_used}/{record.kv_total}, "
+            f"waiting {record.num_waiting}, {record.step_time_s * 1e3:.0f} ms",
+        )

@@ -1,9 +1,10 @@
 """Results of jobs: one JSON file each, and a table of a sweep's cells."""
 
+import json
 import signal
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from inferkit.config.provenance import write_json
 
 RESULT_FILE = "result.json"
 OK, FAILED, INTERRUPTED = "ok", "failed", "interrupted"
+TIMEOUT, INVALID = "timeout", "invalid"
+"""Of cells: ended at sweep.cell_timeout_s; not run, for its configuration has faults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +30,8 @@ class JobResult:
     """First line of what went wrong."""
     traceback: str | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
+    run_key: str | None = None
+    """Of a cell: what it has computed, by inferkit.config.identity."""
 
     def failed(self, error: BaseException) -> "JobResult":
         text = str(error).strip() or type(error).__name__
@@ -46,6 +51,16 @@ class JobResult:
 
     def write(self, run_dir: Path) -> None:
         write_json(run_dir / RESULT_FILE, asdict(self))
+
+
+def read_result(run_dir: Path) -> JobResult | None:
+    """What a job has left in its folder; None where that is nothing, or nothing of this program."""
+    try:
+        values = json.loads((run_dir / RESULT_FILE).read_text("utf-8"))
+        known = {name.name: values[name.name] for name in fields(JobResult) if name.name in values}
+        return JobResult(**known | {"overrides": tuple(known["overrides"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def print_table(results: Sequence[JobResult], sweep_dir: Path) -> None:
