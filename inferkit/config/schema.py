@@ -73,8 +73,11 @@ class DataConfig:
     """0 = off."""
     min_p: float = 0.0
     seed: int | None = None
-    """Seed of the sampler and of random weights (null = one is drawn for each request and
-    recorded with its result; random weights use 0)."""
+    """Seed of the sampler, equal for all requests, and of random weights (null = each request has
+    one of its own, recorded with its result; random weights use 0)."""
+    run_seed: int | None = None
+    """Where the requests' own seeds come from (null = it is drawn when a run that samples starts;
+    the run's config.resolved.yaml holds it, so that the run can be repeated)."""
 
 
 @dataclass(kw_only=True)

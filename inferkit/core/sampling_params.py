@@ -1,5 +1,6 @@
 """What a client may ask of one generation. Knows nothing of tokenizers or schedulers."""
 
+import hashlib
 from dataclasses import dataclass
 from numbers import Real
 
@@ -7,6 +8,12 @@ from inferkit.core.errors import RequestError
 
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 20
+
+
+def request_seed(run_seed: int, index: int) -> int:
+    """The seed of the request number `index` of a run: below MAX_SEED, and as if drawn."""
+    digest = hashlib.sha256(f"{run_seed} {index}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") % MAX_SEED
 
 
 @dataclass(frozen=True, kw_only=True)

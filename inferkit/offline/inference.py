@@ -23,7 +23,7 @@ from inferkit.core.errors import InferkitError, RequestError
 from inferkit.core.place import RankPlace
 from inferkit.core.protocols import Clock
 from inferkit.core.request import FinishReason, Request
-from inferkit.core.sampling_params import MAX_SEED, SamplingParams
+from inferkit.core.sampling_params import MAX_SEED, SamplingParams, request_seed
 from inferkit.offline.output_processor import OutputProcessor
 from inferkit.offline.prompts import Prompt, render_prompt
 from inferkit.offline.result import GenerationResult, OnResult
@@ -169,8 +169,11 @@ class OfflineInference:
 
     def _draw_seeds(self, params: Sequence[SamplingParams]) -> list[int]:
         """The seed of each request; one that gives none gets a drawn one, equal on all ranks."""
-        drawn = torch.tensor([secrets.randbelow(MAX_SEED) for _ in params], dtype=torch.int64)
-        drawn = self.parts.comm.world.broadcast(drawn)
+        run_seed = self.config.data.run_seed
+        if run_seed is None:
+            run_seed = secrets.randbelow(MAX_SEED)
+        own = [request_seed(run_seed, index) for index in range(len(params))]
+        drawn = self.parts.comm.world.broadcast(torch.tensor(own, dtype=torch.int64))
         return [
             seed if param.seed is None else param.seed
             for param, seed in zip(params, drawn.tolist(), strict=True)

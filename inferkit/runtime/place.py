@@ -19,7 +19,13 @@ from inferkit.core.place import LOOPBACK, RankPlace
 
 NODE_RANK = "NODE_RANK"
 OWN_TO_A_NODE = frozenset(
-    {"model.path", "data.dataset_path", "platform.num_threads", "platform.device_memory"}
+    {
+        "model.path",
+        "data.dataset_path",
+        "data.run_seed",
+        "platform.num_threads",
+        "platform.device_memory",
+    }
 )
 ANY_ADDRESS = ""
 
@@ -173,6 +179,7 @@ def reserved_port(port: int, *, host: str) -> Iterator[int]:
 def common_facts(config: InferenceConfig) -> dict[str, str]:
     """Keys of a configuration that must be equal on all nodes, with their values.
 
-    Nodes may keep files at places of their own and differ in cores and memory.
+    Nodes may keep files at places of their own and differ in cores and memory; the seeds of all
+    requests are those of rank 0.
     """
     return {key: str(value) for key, value in leaves("", config) if key not in OWN_TO_A_NODE}

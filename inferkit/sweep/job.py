@@ -4,6 +4,7 @@ Knows no Hydra: whoever has a configuration can run it.
 """
 
 import logging
+import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from inferkit.config.provenance import write_run
 from inferkit.config.schema import InferenceConfig
 from inferkit.core.errors import InferkitError
 from inferkit.core.place import RankPlace
+from inferkit.core.sampling_params import MAX_SEED
 from inferkit.runtime.logs import quiet_libraries
 from inferkit.runtime.rank_errors import PeerLostError
 from inferkit.sweep.cells import OK, JobResult
@@ -67,6 +69,7 @@ class Job:
         return result
 
     def _run(self, config: InferenceConfig) -> dict[str, Any] | None:
+        config = with_run_seed(config)
         if not self._is_other_rank:
             write_run(
                 self.run_dir, config, command=self.command, overrides=self.overrides, **self.facts
@@ -87,6 +90,15 @@ class Job:
         if not (isinstance(error, PeerLostError) and self._is_other_rank):
             print(f"inferkit: {error}", file=sys.stderr)
         _log_to_files("job failed", error)
+
+
+def with_run_seed(config: InferenceConfig) -> InferenceConfig:
+    """`config` with the seed that its requests' own come from, where an offline run needs one."""
+    data = config.data
+    is_drawn = data.temperature > 0 and data.seed is None and data.run_seed is None
+    if config.role is not None or not is_drawn:
+        return config
+    return replace(config, data=replace(data, run_seed=secrets.randbelow(MAX_SEED)))
 
 
 def _log_to_files(message: str, error: Exception) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from inferkit.core.errors import RequestError
-from inferkit.core.sampling_params import MAX_SEED, SamplingParams
+from inferkit.core.sampling_params import MAX_SEED, SamplingParams, request_seed
 
 
 def test_defaults_change_nothing_of_the_distribution() -> None:
@@ -86,3 +86,11 @@ def test_parameters_are_hashable_and_frozen() -> None:
     assert len({SamplingParams(stop="a"), SamplingParams(stop=("a",))}) == 1  # type: ignore[arg-type]
     with pytest.raises(AttributeError):
         SamplingParams().seed = 1  # type: ignore[misc]
+
+
+def test_seeds_of_a_run_are_in_range_and_stay() -> None:
+    seeds = [request_seed(7, index) for index in range(100)]
+
+    assert len(set(seeds)) == 100
+    assert all(0 <= seed < MAX_SEED for seed in seeds)
+    assert request_seed(7, 0) == 6416731137294976416

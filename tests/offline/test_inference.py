@@ -126,6 +126,15 @@ def test_an_unseeded_result_can_be_repeated_from_its_recorded_seed(llm):
     assert again.token_ids == first.token_ids
 
 
+def test_requests_of_one_run_seed_have_seeds_of_their_own_that_come_again(model):
+    params = SamplingParams(temperature=1.0, max_tokens=6)
+    first = make(model, "data.run_seed=5").generate([[5, 6], [5, 6]], params)
+    again = make(model, "data.run_seed=5").generate([[5, 6], [5, 6]], params)
+    assert [result.seed for result in again] == [result.seed for result in first]
+    assert [result.token_ids for result in again] == [result.token_ids for result in first]
+    assert first[0].seed != first[1].seed
+
+
 def test_a_long_prompt_is_cut_and_says_so(model, caplog):
     llm = make(model, "data.input_truncated_len=10")
     cut, short = llm.generate([list(range(5, 30)), [5]], GREEDY)
