@@ -1,0 +1,218 @@
+"""What the cells of a sweep have left in its folder: how each ended, its metrics, what it varied.
+
+DIR/sweep.json              the command of the sweep, and its cells
+DIR/<n>/result.json         how cell n ended
+DIR/<n>/metrics.json        its metrics
+DIR/<n>/generations.jsonl   or requests.jsonl: the times of its requests
+DIR/<n>/config.resolved.yaml
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from inferkit.config.faults import key_of
+from inferkit.config.provenance import RESOLVED_FILE
+from inferkit.config.sweep_rules import (
+    GOODPUT,
+    GOODPUT_PER_DEVICE,
+    SLO_ATTAINMENT,
+    TOKENS_PER_S,
+    TOKENS_PER_S_PER_DEVICE,
+)
+from inferkit.sweep.cells import OK, RESULT_FILE
+from inferkit.sweep.goodput import RequestTimes, attainment, goodput
+
+METRICS_FILE = "metrics.json"
+SWEEP_FILE = "sweep.json"
+REQUEST_FILES = ("requests.jsonl", "generations.jsonl")
+LEFT_OUT = ("expert_load.layers.",)
+"""Metrics of single layers are no columns of a table."""
+NOT_RUN = "not run"
+NOT_GIVEN = "default"
+"""Value of an axis in a cell that does not set it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How one cell ended."""
+
+    number: int
+    overrides: tuple[str, ...]
+    status: str
+    run_dir: Path
+    seconds: float = 0.0
+    error: str = ""
+    """First line of what went wrong; empty where nothing did."""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """Flat: `ttft_s.p50` -> 0.12; with the figures that follow from limits and devices."""
+    requests: tuple[RequestTimes, ...] = ()
+    """Read where there are limits."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Nested, as it ran; empty where the cell did not come that far."""
+
+    @property
+    def is_ok(self) -> bool:
+        return self.status == OK
+
+    @property
+    def num_devices(self) -> int:
+        """Ranks of all instances."""
+        counted = self.metrics.get("num_devices")
+        return int(counted or self.config.get("parallel", {}).get("world_size") or 1)
+
+    def number_of(self, metric: str) -> float | None:
+        """A metric of a cell that ended well, as a number."""
+        value = self.metrics.get(metric) if self.is_ok else None
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return float(value) if is_number and value is not None else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """A key that has not the same value in every cell."""
+
+    key: str
+    values: tuple[str, ...]
+    """Rising where all are numbers, else in the order in which the cells have them."""
+    is_numeric: bool
+
+    @property
+    def name(self) -> str:
+        """The key without its node, for a label that stands in a picture."""
+        return self.key.rpartition(".")[2]
+
+    def value_in(self, values: Mapping[str, str]) -> str:
+        """Of the cell with these `values_of` overrides."""
+        return values.get(self.key, NOT_GIVEN)
+
+
+def read_sweep(sweep_dir: Path) -> dict[str, Any]:
+    """sweep.json; empty where a sweep has left none."""
+    path = sweep_dir / SWEEP_FILE
+    record: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return record
+
+
+def read_outcomes(sweep_dir: Path) -> list[Outcome]:
+    """All cells by number; those of sweep.json that have no result were not run."""
+    listed = read_sweep(sweep_dir).get("cells")
+    if not listed:
+        folders = [path.parent for path in sweep_dir.glob(f"*/{RESULT_FILE}")]
+        return sorted((read_outcome(folder) for folder in folders), key=lambda cell: cell.number)
+    return [_outcome_of(sweep_dir / str(cell["folder"]), cell) for cell in listed]
+
+
+def _outcome_of(run_dir: Path, cell: Mapping[str, Any]) -> Outcome:
+    """Of a cell as sweep.json lists it."""
+    facts: dict[str, Any] = {"number": cell["number"], "overrides": tuple(cell["overrides"])}
+    if not (run_dir / RESULT_FILE).is_file():
+        return Outcome(status=NOT_RUN, run_dir=run_dir, **facts)
+    return replace(read_outcome(run_dir), **facts)
+
+
+def read_outcome(run_dir: Path) -> Outcome:
+    """The result of one cell, or of a run.
+
+    Raises:
+        OSError, ValueError: the folder has no result.json, or it is none.
+    """
+    result = json.loads((run_dir / RESULT_FILE).read_text("utf-8"))
+    resolved, metrics_file = run_dir / RESOLVED_FILE, run_dir / METRICS_FILE
+    config = yaml.safe_load(resolved.read_text("utf-8")) if resolved.is_file() else {}
+    metrics = result["metrics"] or {}
+    if metrics_file.is_file():
+        metrics = json.loads(metrics_file.read_text("utf-8")) | metrics
+    outcome = Outcome(
+        number=int(result["number"]),
+        overrides=tuple(result["overrides"]),
+        status=str(result["status"]),
+        run_dir=run_dir,
+        seconds=float(result["seconds"] or 0.0),
+        error=str(result["error"] or ""),
+        metrics=flat_metrics(metrics),
+        config=config,
+    )
+    return _with_derived(outcome)
+
+
+def limits_of(sweep: Mapping[str, Any]) -> dict[str, float]:
+    """The limits of a node `sweep` that are set, in seconds."""
+    slo = sweep.get("slo") or {}
+    return {name: float(value) for name, value in slo.items() if value is not None}
+
+
+def flat_metrics(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Numbers and texts by dotted name, without lists and without what single layers have."""
+    flat: dict[str, Any] = {}
+    for name, value in metrics.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            flat |= flat_metrics(value, f"{key}.")
+        elif not isinstance(value, list) and not key.startswith(LEFT_OUT):
+            flat[key] = value
+    return flat
+
+
+def find_axes(cells: Sequence[Outcome]) -> list[Axis]:
+    """Keys that vary, in the order of the command line."""
+    given = {cell.number: values_of(cell.overrides) for cell in cells}
+    keys = dict.fromkeys(key for values in given.values() for key in values)
+    axes = []
+    for key in keys:
+        values = [given[cell.number].get(key, NOT_GIVEN) for cell in cells]
+        distinct = list(dict.fromkeys(values))
+        if len(distinct) < 2:
+            continue
+        is_numeric = all(as_number(value) is not None for value in distinct)
+        if is_numeric:
+            distinct.sort(key=lambda value: as_number(value) or 0.0)
+        axes.append(Axis(key=key, values=tuple(distinct), is_numeric=is_numeric))
+    return axes
+
+
+def values_of(overrides: Iterable[str]) -> dict[str, str]:
+    """Key -> value as typed, without quotes around the whole."""
+    values = {}
+    for text in overrides:
+        value = text.partition("=")[2]
+        if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+            value = value[1:-1]
+        values[key_of(text)] = "removed" if text.startswith("~") else value
+    return values
+
+
+def as_number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _with_derived(cell: Outcome) -> Outcome:
+    """The outcome with the figures per device, and those of limits where there are any."""
+    metrics, devices = dict(cell.metrics), cell.num_devices
+    limits = limits_of(cell.config.get("sweep", {}))
+    requests = _read_requests(cell.run_dir) if limits and cell.is_ok else ()
+    tokens_per_s, wall_time_s = metrics.get(TOKENS_PER_S), metrics.get("wall_time_s")
+    if tokens_per_s is not None:
+        metrics["num_devices"] = devices
+        metrics[TOKENS_PER_S_PER_DEVICE] = tokens_per_s / devices
+    if requests:
+        rate = goodput(requests, limits, wall_time_s=wall_time_s)
+        metrics[SLO_ATTAINMENT] = attainment(requests, limits)
+        metrics[GOODPUT] = rate
+        metrics[GOODPUT_PER_DEVICE] = None if rate is None else rate / devices
+    return replace(cell, metrics=metrics, requests=requests)
+
+
+def _read_requests(run_dir: Path) -> tuple[RequestTimes, ...]:
+    path = next((run_dir / name for name in REQUEST_FILES if (run_dir / name).is_file()), None)
+    if path is None:
+        return ()
+    lines = path.read_text("utf-8").split("\n")
+    return tuple(RequestTimes.from_record(json.loads(line)) for line in lines if line)

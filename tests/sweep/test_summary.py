@@ -1,0 +1,162 @@
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from inferkit.sweep.summary import SUMMARY_FILE, Summary, summarise
+from tests.sweep.sweeps import metrics, write_cell, write_grid
+
+GOOD = {"finish_reason": "length", "ttft_s": 0.1, "tpot_s": 0.01, "e2e_s": 1.0}
+LATE = {**GOOD, "ttft_s": 9.0}
+
+
+def shown(summary: Summary, width: int = 200) -> str:
+    console = Console(width=width)
+    with console.capture() as capture:
+        summary.print(console)
+    return capture.get()
+
+
+def rows(sweep_dir: Path) -> list[dict[str, str]]:
+    with (sweep_dir / SUMMARY_FILE).open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_summary_counts_how_cells_ended(tmp_path: Path) -> None:
+    write_grid(tmp_path)
+    write_cell(tmp_path, 6, ("scheduler.batch_size=3", "parallel=tp2"), status="invalid")
+
+    summary = summarise(tmp_path)
+
+    assert (summary.num_ok, summary.num_failed, summary.num_invalid) == (5, 1, 1)
+    text = shown(summary)
+    assert "5 of 7 cells ended ok; 1 failed, 1 not run, for their configuration has faults" in text
+    assert "#4 failed [scheduler.batch_size=64 parallel=tp1]: rank 0 was killed by SIGKILL" in text
+
+
+def test_table_shows_what_varies_and_says_the_rest_once(tmp_path: Path) -> None:
+    write_grid(tmp_path)
+
+    text = shown(summarise(tmp_path))
+
+    heading, table = text.split("\u250f", 1)
+    assert "with model=llama platform=cpu" in heading
+    assert "model" not in table.partition("* best")[0]
+    assert "batch_size" in table
+    assert "tp2" in table
+
+
+def test_the_best_cell_is_marked(tmp_path: Path) -> None:
+    write_grid(tmp_path)
+
+    summary = summarise(tmp_path)
+
+    assert summary.best is not None
+    assert summary.best.number == 5
+    text = shown(summary)
+    assert "#5 *" in text
+    assert "* best by output_tokens_per_s: #5 with 2599" in text
+
+
+def test_the_best_by_a_time_is_the_shortest(tmp_path: Path) -> None:
+    write_grid(tmp_path, sweep={"objective": "tpot_s.p50"})
+
+    best = summarise(tmp_path).best
+
+    assert best is not None
+    assert best.number == 1
+
+
+def test_an_objective_that_no_column_shows_gets_its_own(tmp_path: Path) -> None:
+    sweep = {"objective": "peak_memory_bytes"}
+    for number, size in enumerate((7, 5)):
+        values = metrics(tokens_per_s=1.0, ttft_s=1.0, tpot_s=1.0, peak_memory_bytes=size)
+        write_cell(tmp_path, number, (f"a.b={number}",), values=values, sweep=sweep)
+
+    text = shown(summarise(tmp_path))
+
+    assert "all cells: status ok, tokens/s 1, TTFT ms p50 1000" in text
+    assert "peak_memory_bytes \u2503" in text
+    assert "* best by peak_memory_bytes: #1 with 5 [a.b=1]" in text
+
+
+def test_with_limits_the_best_has_the_most_good_requests_per_second(tmp_path: Path) -> None:
+    sweep = {"slo": {"ttft_s": 0.5, "tpot_s": None}, "objective": None}
+    requests = {0: [GOOD] * 8, 1: [GOOD] * 2 + [LATE] * 6}
+    for number, ended in requests.items():
+        values = metrics(tokens_per_s=100.0 + number, ttft_s=0.1, tpot_s=0.01)
+        write_cell(tmp_path, number, (f"a.b={number}",), values=values, sweep=sweep, requests=ended)
+
+    summary = summarise(tmp_path)
+
+    assert summary.objective == "goodput"
+    assert summary.limits == {"ttft_s": 0.5}
+    assert summary.best is not None
+    assert summary.best.number == 0
+    assert [row["goodput"] for row in rows(tmp_path)] == ["2.0", "0.5"]
+    assert [row["slo_attainment"] for row in rows(tmp_path)] == ["1.0", "0.25"]
+
+
+def test_csv_has_a_column_for_each_swept_key_and_each_metric(tmp_path: Path) -> None:
+    write_grid(tmp_path)
+
+    summarise(tmp_path)
+
+    found = rows(tmp_path)
+    assert [row["cell"] for row in found] == ["0", "1", "2", "3", "4", "5"]
+    assert found[3]["scheduler.batch_size"] == "8"
+    assert found[3]["parallel"] == "tp2"
+    assert float(found[3]["ttft_s.p99"]) == pytest.approx(2 * 0.2 / 8**0.5)
+    assert float(found[3]["output_tokens_per_s_per_device"]) == pytest.approx(
+        float(found[3]["output_tokens_per_s"]) / 2
+    )
+    assert (found[4]["status"], found[4]["ttft_s.p50"]) == ("failed", "")
+    assert "SIGKILL" in found[4]["error"]
+    assert not any(name.startswith("expert_load.layers") for name in found[0])
+
+
+def test_a_cell_without_result_was_not_run(tmp_path: Path) -> None:
+    write_grid(tmp_path)
+    overrides = ["parallel=tp1", "scheduler.batch_size=2"]
+    listed = [{"number": n, "folder": str(n), "overrides": overrides} for n in (0, 7)]
+    record = {"sweep": {"objective": "ttft_s.p50"}, "cells": listed}
+    (tmp_path / "sweep.json").write_text(json.dumps(record), "utf-8")
+
+    summary = summarise(tmp_path)
+
+    assert [(cell.number, cell.status) for cell in summary.cells] == [(0, "ok"), (7, "not run")]
+    assert summary.num_failed == 1
+    assert summary.objective == "ttft_s.p50"
+
+
+def test_one_cell(tmp_path: Path) -> None:
+    values = metrics(tokens_per_s=123.0, ttft_s=0.5, tpot_s=0.01)
+    write_cell(tmp_path, 0, ("parallel=tp2",), values=values, world_size=2)
+
+    text = shown(summarise(tmp_path))
+
+    assert text.startswith("sweep of 1 cell\nwith model=llama platform=cpu parallel=tp2\n")
+    assert "1 of 1 cells ended ok" in text
+
+
+def test_no_cell_at_all(tmp_path: Path) -> None:
+    summary = summarise(tmp_path)
+
+    assert (summary.num_ok, summary.num_failed, summary.best) == (0, 0, None)
+    assert "0 of 0 cells ended ok" in shown(summary)
+
+
+def test_markup_of_an_error_is_shown_as_it_is(tmp_path: Path) -> None:
+    write_cell(tmp_path, 0, ("a.b=1",), status="failed", error="[bold]no[/] such [x]")
+
+    assert "#0 failed: [bold]no[/] such [x]" in shown(summarise(tmp_path))
+
+
+def test_a_table_in_a_file_keeps_its_lines_whole(tmp_path: Path) -> None:
+    write_grid(tmp_path)
+
+    text = shown(summarise(tmp_path), width=40)
+
+    assert "tokens/s per device" in text
