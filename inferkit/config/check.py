@@ -30,6 +30,9 @@ class Checked:
     warnings: tuple[Fault, ...] = ()
     config: InferenceConfig | None = None
     """The typed configuration with automatic values resolved; None where there are faults."""
+    composed: InferenceConfig | None = None
+    """The same before automatic values were resolved, with harmless values where its structure has
+    faults."""
     files: ModelFiles = field(default_factory=ModelFiles)
 
 
@@ -85,6 +88,7 @@ class Checker:
             faults=tuple(faults),
             warnings=tuple(findings.warnings),
             config=None if faults else resolve_automatic(cfg, context_len=context_len),
+            composed=cfg,
             files=files,
         )
 
@@ -101,6 +105,15 @@ class Checker:
             return found.faults, found.warnings, config
 
         return plan_cluster(overrides, cfg, check, known=known, is_run=self.is_run)
+
+    def check_roles(self, overrides: Sequence[str], cfg: InferenceConfig) -> dict[str, Checked]:
+        """Role -> the check of what a cluster of this command line starts in it.
+
+        Args:
+            cfg: what the command line itself composes to.
+        """
+        plan = self.plan(overrides, cfg)
+        return {role: self.check_overrides(words) for role, words in plan.words.items()}
 
     def _with_roles(
         self, overrides: Sequence[str], checked: Checked, cfg: InferenceConfig

@@ -38,6 +38,8 @@ class Composition:
     hydra: DictConfig
     """Hydra's own part; must not be changed."""
     faults: tuple[Fault, ...]
+    used: tuple[str, ...] = ()
+    """The overrides that are right, in the order that was typed."""
 
 
 def compose_checked(space: ConfigSpace, overrides: Sequence[str]) -> Composition:
@@ -64,7 +66,8 @@ def compose_checked(space: ConfigSpace, overrides: Sequence[str]) -> Composition
         if fault is not None:
             faults[text] = fault
     ordered = tuple(faults[text] for text in dict.fromkeys(overrides) if text in faults)
-    return Composition(cfg=cfg, hydra=full.hydra, faults=ordered)
+    used = tuple(text for text in overrides if text not in faults)
+    return Composition(cfg=cfg, hydra=full.hydra, faults=ordered, used=used)
 
 
 def syntax_fault(space: ConfigSpace, text: str) -> Fault | None:

@@ -88,7 +88,16 @@ class ParallelLayout:
 
     @cached_property
     def partitions(self) -> Mapping[str, Partition]:
-        """Group name -> its partition; groups of one rank are left out.
+        """Those of `all_partitions` in which any ranks work together."""
+        return {
+            name: parts
+            for name, parts in self.all_partitions.items()
+            if any(len(ranks) > 1 for ranks in parts)
+        }
+
+    @cached_property
+    def all_partitions(self) -> Mapping[str, Partition]:
+        """Group name -> its partition.
 
         `moe_ep_group_mc2` has the ranks of `moe_ep_group` and a communicator of its own.
         `tp_cpu_group` and `dp_leader_group` are of scheduling (gloo); `dp_group` joins the ranks
@@ -104,9 +113,7 @@ class ParallelLayout:
         leaders = tuple(range(0, world, group))
         others = tuple((rank,) for rank in range(world) if rank % group)
         found["dp_leader_group"] = (leaders, *others)
-        return {
-            name: parts for name, parts in found.items() if any(len(ranks) > 1 for ranks in parts)
-        }
+        return found
 
     def dp_partition(self, kind: str) -> Partition:
         """Per group of this kind and per attention TP rank: one rank of each of its DP ranks."""

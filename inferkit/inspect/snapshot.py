@@ -7,29 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from inferkit.config.origins import Origin as Origin
+
 SNAPSHOT_VERSION = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """Who has set a value."""
-
-    kind: str
-    """schema, primary, option, role, experiment, sweep, command line, or automatic."""
-    text: str
-    """`parallel=tp16` for an option, the override as typed for the command line; for an automatic
-    value the rule. Empty for the schema."""
-    value: Any
-    """What it set."""
-    file: str = ""
-    """Relative to conf/ where it is inside, as `conf/role/prefill.yaml`; empty = no file."""
-    line: int = 0
-    """From 1; 0 = no file."""
-
-    @property
-    def place(self) -> str:
-        """`conf/role/prefill.yaml:9`."""
-        return f"{self.file}:{self.line}" if self.line else self.file
 
 
 @dataclass(frozen=True, kw_only=True)

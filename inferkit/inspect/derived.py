@@ -1,0 +1,233 @@
+"""What follows from a configuration: groups of ranks, shares of a rank, KV cache. Torch-free.
+
+The one source of such numbers for `check`, `explain`, `diff` and reports.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from inferkit.config.memory import cached_len, mib, rank_share
+from inferkit.config.schema import InferenceConfig
+from inferkit.config.shares import RankShare
+from inferkit.core.cache_spec import DTYPE_BYTES
+from inferkit.core.parallel_layout import HeadLayout, ParallelLayout
+from inferkit.inspect.groups import group_formula, partition_text
+from inferkit.inspect.snapshot import Derived
+
+WITHOUT_RANKS = ("router", "cluster")
+"""Roles whose own process starts none."""
+
+
+def derived_values(config: InferenceConfig, arch: Any | None) -> tuple[Derived, ...]:
+    """Everything that can be derived, sizes before what is made of them.
+
+    Args:
+        config: with automatic values resolved.
+        arch: what `parse_arch` of the model's family returned; None = its files are not here.
+    """
+    if config.role in WITHOUT_RANKS:
+        return ()
+    found = [*_sizes(config), *_groups(config)]
+    if arch is not None:
+        share = rank_share(config, arch)
+        found += [*_heads(share), *_experts(share), *_weights(config, share)]
+        found += _kv_cache(config, share)
+    return tuple(found)
+
+
+def _sizes(config: InferenceConfig) -> Iterator[Derived]:
+    parallel, scheduler = config.parallel, config.scheduler
+    world = parallel.world_size
+    for name, by in (
+        ("attn_dp_size", "attn_tp_size"),
+        ("moe_ep_size", "moe_tp_size"),
+        ("embed_dp_size", "embed_tp_size"),
+    ):
+        yield Derived(
+            name=f"parallel.{name}",
+            value=getattr(parallel, name),
+            formula=f"world_size / {by} = {world} / {getattr(parallel, by)}",
+            unit="ranks",
+        )
+    per_node = parallel.devices_per_node
+    yield Derived(
+        name="parallel.ranks_per_node",
+        value=parallel.ranks_per_node,
+        formula="devices_per_node" if per_node else "world_size: all ranks are on this node",
+        unit="ranks",
+    )
+    yield Derived(
+        name="scheduler.batch_size_per_dp_rank",
+        value=config.batch_size_per_dp_rank,
+        formula="scheduler.batch_size / attn_dp_size = "
+        f"{scheduler.batch_size} / {parallel.attn_dp_size}",
+        unit="requests",
+    )
+
+
+def _groups(config: InferenceConfig) -> Iterator[Derived]:
+    """Of one rank alone there are none."""
+    layout = ParallelLayout.of(config.parallel)
+    if layout.world_size == 1:
+        return
+    for name, groups in layout.all_partitions.items():
+        yield Derived(
+            name=f"groups.{name}",
+            value=[list(ranks) for ranks in groups],
+            formula=group_formula(layout, name),
+            unit="ranks",
+            text=partition_text(groups) or "every rank alone",
+        )
+
+
+def _heads(share: RankShare) -> Iterator[Derived]:
+    heads = share.heads
+    if heads is None:
+        return
+    yield Derived(
+        name="rank.heads",
+        value=heads.num_local_heads,
+        formula=f"{_padded('query heads', heads.num_heads, heads.padded_heads)} / "
+        f"attn_tp_size = {heads.padded_heads} / {heads.tp_size}",
+        unit="heads",
+    )
+    if share.has_latent:
+        return
+    yield Derived(
+        name="rank.kv_heads",
+        value=heads.num_local_kv_heads,
+        formula=_kv_heads(heads),
+        unit="heads",
+    )
+
+
+def _kv_heads(heads: HeadLayout) -> str:
+    count = _padded("KV heads", heads.num_kv_heads, heads.padded_kv_heads)
+    numbers = f"{heads.padded_kv_heads} / {heads.tp_size}"
+    if heads.num_replicas > 1:
+        return f"{count} on attn_tp_size = {heads.tp_size} ranks, each on {heads.num_replicas}"
+    return f"{count} / attn_tp_size = {numbers}"
+
+
+def _experts(share: RankShare) -> Iterator[Derived]:
+    if not share.num_experts:
+        return
+    layout = share.layout
+    part = "" if layout.moe_tp_size == 1 else f", 1/{layout.moe_tp_size} of each"
+    yield Derived(
+        name="rank.experts",
+        value=share.num_local_experts,
+        formula=f"experts of a layer / moe_ep_size = {share.num_experts} / {layout.moe_ep_size}"
+        + part,
+        unit="experts",
+    )
+
+
+def _weights(config: InferenceConfig, share: RankShare) -> Iterator[Derived]:
+    dtype = config.model.dtype.value
+    total = int(share.arch.num_parameters)
+    yield Derived(
+        name="model.parameters", value=total, formula="of the whole model", unit="parameters"
+    )
+    yield Derived(
+        name="rank.parameters",
+        value=share.num_parameters,
+        formula="of the rank that holds most, padding included",
+        unit="parameters",
+    )
+    yield Derived(
+        name="rank.weight_bytes",
+        value=share.weight_bytes,
+        formula=f"rank.parameters * bytes of {dtype} = "
+        f"{share.num_parameters:,} * {DTYPE_BYTES[dtype]}",
+        unit="bytes",
+        text=mib(share.weight_bytes),
+    )
+
+
+def _kv_cache(config: InferenceConfig, share: RankShare) -> Iterator[Derived]:
+    """Memory is taken in whole blocks; the null block is one more."""
+    kv_cache, batch = config.kv_cache, config.batch_size_per_dp_rank
+    block_size, per_token = kv_cache.block_size, share.kv_bytes_per_token
+    yield Derived(
+        name="rank.kv_bytes_per_token",
+        value=per_token,
+        formula="over all layers of the rank that holds most",
+        unit="bytes",
+    )
+    block_bytes = per_token * block_size
+    yield Derived(
+        name="kv_cache.block_bytes",
+        value=block_bytes,
+        formula=f"rank.kv_bytes_per_token * kv_cache.block_size = {per_token:,} * {block_size}",
+        unit="bytes",
+        text=mib(block_bytes),
+    )
+    length = cached_len(config, share.arch)
+    if not length:
+        return  # the longest request is known once the model's files are here
+    of_request = -(-length // block_size)
+    yield Derived(
+        name="kv_cache.blocks_per_request",
+        value=of_request,
+        formula=f"{_longest(config, length)} / kv_cache.block_size, rounded up = "
+        f"{length} / {block_size}",
+        unit="blocks",
+    )
+    kept = 2 if kv_cache.enable_prefix_cache else 1
+    wanted = batch * of_request * kept + 1
+    doubled = " * 2 for the prefix cache" if kept == 2 else ""
+    numbers = f"{batch} * {of_request}" + (" * 2" if kept == 2 else "") + " + 1"
+    yield Derived(
+        name="kv_cache.blocks_wanted",
+        value=wanted,
+        formula=f"batch_size_per_dp_rank * blocks_per_request{doubled} + the null block"
+        f" = {numbers}",
+        unit="blocks",
+    )
+    blocks, formula = _pool(config, share, wanted, block_bytes)
+    yield Derived(name="kv_cache.blocks", value=blocks, formula=formula, unit="blocks")
+    yield Derived(
+        name="kv_cache.pool_bytes",
+        value=blocks * block_bytes,
+        formula=f"blocks * block_bytes = {blocks} * {block_bytes:,}",
+        unit="bytes",
+        text=mib(blocks * block_bytes),
+    )
+    at_once, dp_size = min(batch, max(0, blocks - 1) // of_request), config.parallel.attn_dp_size
+    yield Derived(
+        name="kv_cache.concurrent_requests",
+        value=at_once * dp_size,
+        formula="min(batch_size_per_dp_rank, (blocks - the null block) / blocks_per_request)"
+        f" * attn_dp_size = min({batch}, {blocks - 1} / {of_request}) * {dp_size}",
+        unit="requests",
+        text=f"{at_once * dp_size} of engine.max_model_len={config.engine.max_model_len} tokens",
+    )
+
+
+def _pool(
+    config: InferenceConfig, share: RankShare, wanted: int, block_bytes: int
+) -> tuple[int, str]:
+    """Blocks of a rank's pool, as far as this can be said before the device is asked."""
+    kv_cache, memory = config.kv_cache, config.platform.device_memory
+    if kv_cache.num_blocks:
+        return kv_cache.num_blocks, "kv_cache.num_blocks"
+    if not memory:
+        return wanted, "blocks_wanted, or less where the device has less memory"
+    room = int((memory - share.weight_bytes) * kv_cache.mem_fraction)
+    fitting = max(0, room // block_bytes)
+    formula = (
+        "what is wanted and fits into (platform.device_memory - rank.weight_bytes) * mem_fraction"
+        f" = min({wanted}, {room:,} / {block_bytes:,})"
+    )
+    return min(wanted, fitting), formula
+
+
+def _longest(config: InferenceConfig, length: int) -> str:
+    if length == config.engine.max_model_len:
+        return "engine.max_model_len"
+    return "tokens kept of the longest request, windows included"
+
+
+def _padded(name: str, count: int, padded: int) -> str:
+    return f"{count} {name}" if padded == count else f"{count} {name} padded to {padded}"

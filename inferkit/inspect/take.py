@@ -1,0 +1,88 @@
+"""Takes snapshots: of overrides, also of those that have faults."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from inferkit.config.automatic import with_automatic
+from inferkit.config.check import Checked, Checker
+from inferkit.config.cluster_roles import CLUSTER, INSTANCES
+from inferkit.config.leaves import flat, unresolved
+from inferkit.config.origins import Origin, find_origins
+from inferkit.config.overrides import compose_checked
+from inferkit.config.provenance import plain
+from inferkit.config.resolve import resolve_automatic
+from inferkit.config.schema import InferenceConfig
+from inferkit.config.space import ConfigSpace
+from inferkit.config.walk import structure_faults
+from inferkit.core.parallel_layout import layout_faults
+from inferkit.inspect.derived import derived_values
+from inferkit.inspect.snapshot import Derived, Leaf, Snapshot
+
+NO_MODEL_FILES = (
+    "the model's files are not here, so what a rank holds of it, and a context taken from it, are "
+    "not known"
+)
+
+
+def take_snapshot(overrides: Sequence[str], space: ConfigSpace, *, title: str = "") -> Snapshot:
+    """What these overrides come to; nothing is started and no device is needed.
+
+    Args:
+        overrides: of one run, without sweep values. Those that do not compose are told as faults,
+            and the snapshot is of the others.
+        title: how the user named it; empty = the overrides.
+    """
+    checker = Checker(space, is_run=False)
+    checked = checker.check_overrides(overrides)
+    composition = compose_checked(space, overrides)
+    written = unresolved(composition.cfg)
+    origins: Mapping[str, tuple[Origin, ...]] = find_origins(space, composition.used)
+    composed = checked.composed
+    assert composed is not None, "a check composes"
+    resolved = checked.config or _resolved(composed, checked)
+    values = flat(plain(resolved))
+    origins = with_automatic(origins, composed, resolved)
+    for fault in structure_faults(composition.cfg):
+        if fault.key in written:
+            values[fault.key] = written[fault.key]
+    notes = []
+    if checked.config is not None and checked.files.arch is None:
+        notes.append(NO_MODEL_FILES)
+    return Snapshot(
+        title=title or " ".join(overrides) or "defaults",
+        role=composed.role,
+        choices=_choices(composition.hydra.runtime.choices),
+        leaves={key: Leaf(value=v, origins=origins.get(key, ())) for key, v in values.items()},
+        derived=_derived(overrides, checked, checker),
+        faults=tuple(map(str, checked.faults)),
+        warnings=tuple(map(str, checked.warnings)),
+        notes=tuple(notes),
+    )
+
+
+def _resolved(composed: InferenceConfig, checked: Checked) -> InferenceConfig:
+    """Automatic values of a configuration with faults, where its sizes allow that."""
+    if any(layout_faults(composed.parallel)):
+        return composed
+    arch = checked.files.arch
+    return resolve_automatic(composed, context_len=int(arch.max_context_len) if arch else 0)
+
+
+def _choices(known: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Group -> option, without Hydra's own groups; in the order of the defaults list."""
+    groups = [str(group) for group in known if not str(group).startswith("hydra/")]
+    return {group: known[group] for group in reversed(groups)}
+
+
+def _derived(overrides: Sequence[str], checked: Checked, checker: Checker) -> tuple[Derived, ...]:
+    """Of the instances of a cluster under the name of their role."""
+    if checked.config is None:
+        return ()
+    if checked.config.role != CLUSTER:
+        return derived_values(checked.config, checked.files.arch)
+    found = []
+    for role, side in checker.check_roles(overrides, checked.config).items():
+        if role in INSTANCES and side.config is not None:
+            for one in derived_values(side.config, side.files.arch):
+                found.append(replace(one, name=f"{role}.{one.name}"))
+    return tuple(found)
