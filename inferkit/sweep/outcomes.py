@@ -33,6 +33,9 @@ REQUEST_FILES = ("requests.jsonl", "generations.jsonl")
 LEFT_OUT = ("expert_load.layers.",)
 """Metrics of single layers are no columns of a table."""
 NOT_RUN = "not run"
+INVALID = "invalid"
+"""Status of a cell whose configuration has faults; with sweep.skip_invalid it is not run."""
+NEVER_RUN = (INVALID, NOT_RUN)
 NOT_GIVEN = "default"
 """Value of an axis in a cell that does not set it."""
 

@@ -5,26 +5,19 @@ figures, and pictures.
 import csv
 import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from inferkit.config.provenance import write_text
-from inferkit.config.sweep_rules import (
-    GOODPUT,
-    GOODPUT_PER_DEVICE,
-    SLO_ATTAINMENT,
-    TOKENS_PER_S,
-    TOKENS_PER_S_PER_DEVICE,
-    is_higher_better,
-)
+from inferkit.config.sweep_rules import GOODPUT, TOKENS_PER_S, is_higher_better
 from inferkit.offline.summary import PatientConsole, shorten
 from inferkit.sweep.cells import OK
 from inferkit.sweep.outcomes import (
+    INVALID,
     Axis,
     Outcome,
     find_axes,
@@ -33,40 +26,19 @@ from inferkit.sweep.outcomes import (
     read_sweep,
     values_of,
 )
+from inferkit.sweep.table import (
+    BAD,
+    BEST,
+    Column,
+    number_text,
+    print_table,
+    split_equal,
+    table_columns,
+)
 
 SUMMARY_FILE = "summary.csv"
-INVALID = "invalid"
-"""Status of a cell whose configuration has faults; with sweep.skip_invalid it is not run."""
 MAX_TITLE_VALUE_LEN = 40
 """Characters; longer values that all cells share lose their end in the title."""
-MIN_WIDTH = 80
-BEST, BAD = "bold green", "red"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """A figure in the table."""
-
-    title: str
-    metric: str
-    factor: float = 1.0
-
-    def text(self, cell: Outcome) -> str:
-        value = cell.number_of(self.metric)
-        return "" if value is None else number_text(value * self.factor)
-
-
-COLUMNS = (
-    Column(title="tokens/s", metric=TOKENS_PER_S),
-    Column(title="tokens/s per device", metric=TOKENS_PER_S_PER_DEVICE),
-    Column(title="TTFT ms p50", metric="ttft_s.p50", factor=1e3),
-    Column(title="p99", metric="ttft_s.p99", factor=1e3),
-    Column(title="TPOT ms p50", metric="tpot_s.p50", factor=1e3),
-    Column(title="p99", metric="tpot_s.p99", factor=1e3),
-    Column(title="good req/s", metric=GOODPUT),
-    Column(title="good req/s per device", metric=GOODPUT_PER_DEVICE),
-    Column(title="good %", metric=SLO_ATTAINMENT, factor=100.0),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +84,11 @@ class Summary:
         values = values_of(cell.overrides)
         return " ".join(f"{axis.key}={axis.value_in(values)}" for axis in self.axes)
 
+    @property
+    def columns(self) -> list[Column]:
+        """Of the table, those that are the same in all rows included."""
+        return table_columns(self.cells, self.axes, self.objective, self.best)
+
     def print(self, console: Console | None = None) -> None:
         """Show the table, what did not end well, the best cell, and where the files are."""
         print_summary(self, console)
@@ -154,67 +131,22 @@ def csv_text(summary: Summary) -> str:
 def print_summary(summary: Summary, console: Console | None = None) -> None:
     """See `Summary.print`."""
     console = console or PatientConsole()
-    table, shared = _table(summary)
-    if not console.is_terminal:
-        # Nobody's screen is too narrow: a table in a file keeps its lines whole.
-        needed = console.measure(table, options=console.options.update(width=1000)).maximum
-        console.width = max(console.width, needed)
+    columns, shared = split_equal(summary.columns)
+
+    def style_of_row(row: int) -> str:
+        cell = summary.cells[row]
+        return BEST if cell is summary.best else "" if cell.is_ok else BAD
+
     for line in _heading(summary, shared):
         console.print(line, soft_wrap=True)
-    console.print(table)
+    if summary.cells:
+        print_table(columns, style_of_row, console)
     for line in _lines(summary):
         # Wrapped at no width: a path that is cut into lines cannot be copied.
         console.print(line, soft_wrap=True)
 
 
-def _table(summary: Summary) -> tuple[Table, list[str]]:
-    """One row per cell; beside it what is the same in all rows."""
-    cells, best = summary.cells, summary.best
-    columns: list[tuple[str, list[str], bool]] = [
-        ("cell", [_cell_name(cell, is_best=cell is best) for cell in cells], False)
-    ]
-    for axis in summary.axes:
-        values = [shorten(axis.value_in(values_of(cell.overrides)), 40) for cell in cells]
-        columns.append((axis.name, values, axis.is_numeric))
-    columns.append(("status", [cell.status for cell in cells], False))
-    for column in _shown_columns(summary):
-        columns.append((column.title, [column.text(cell) for cell in cells], True))
-    columns.append(("seconds", [f"{cell.seconds:.1f}" for cell in cells], True))
-    shared, varying = [], []
-    for title, texts, is_right in columns:
-        is_equal = len(cells) > 1 and len(set(texts)) == 1
-        if is_equal and texts[0]:
-            shared.append(f"{title} {texts[0]}")
-        elif not is_equal:
-            varying.append((title, texts, is_right))
-    table = Table()
-    for title, _, is_right in varying:
-        table.add_column(title, justify="right" if is_right else "left")
-    for row, cell in enumerate(cells):
-        style = BEST if cell is best else "" if cell.is_ok else BAD
-        table.add_row(*(Text(texts[row]) for _, texts, _ in varying), style=style)
-    return table, shared
-
-
-def _shown_columns(summary: Summary) -> list[Column]:
-    """Those that a cell has, and the objective."""
-    has_devices = any(cell.num_devices > 1 for cell in summary.cells)
-    shown = [
-        column
-        for column in COLUMNS
-        if any(cell.number_of(column.metric) is not None for cell in summary.cells)
-        and (has_devices or not column.metric.endswith("_per_device"))
-    ]
-    if summary.objective not in [column.metric for column in COLUMNS]:
-        shown.append(Column(title=summary.objective, metric=summary.objective))
-    return shown
-
-
-def _cell_name(cell: Outcome, *, is_best: bool) -> str:
-    return f"#{cell.number}{' *' if is_best else ''}"
-
-
-def _heading(summary: Summary, shared: Sequence[str]) -> list[Text]:
+def _heading(summary: Summary, shared: Mapping[str, str]) -> list[Text]:
     """The overrides and figures that all cells have in common."""
     num_cells = len(summary.cells)
     lines = [Text(f"sweep of {num_cells} {'cell' if num_cells == 1 else 'cells'}", style="bold")]
@@ -224,7 +156,8 @@ def _heading(summary: Summary, shared: Sequence[str]) -> list[Text]:
     if common:
         lines.append(Text("with " + " ".join(common)))
     if shared:
-        lines.append(Text("all cells: " + ", ".join(shared)))
+        figures = [f"{title} {text}" for title, text in shared.items()]
+        lines.append(Text("all cells: " + ", ".join(figures)))
     return lines
 
 
@@ -257,16 +190,11 @@ def _lines(summary: Summary) -> list[Text]:
 
 
 def _counts(summary: Summary) -> str:
-    """`9 of 12 cells are ok; 2 failed, 1 timeout`."""
+    """`9 of 12 cells ended ok; 2 failed, 1 timeout`."""
     counts = Counter(cell.status for cell in summary.cells if not cell.is_ok)
     num_invalid = counts.pop(INVALID, 0)
     text = f"{summary.num_ok} of {len(summary.cells)} cells ended {OK}"
     others = [f"{num} {status}" for status, num in counts.items()]
     if num_invalid:
-        others.append(f"{num_invalid} not run, for their configuration has faults")
+        others.append(f"{num_invalid} {INVALID} (not run)")
     return "; ".join([text, *([", ".join(others)] if others else [])])
-
-
-def number_text(value: float) -> str:
-    """Three significant digits, and no fewer than the integer part has."""
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

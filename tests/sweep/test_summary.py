@@ -32,7 +32,7 @@ def test_summary_counts_how_cells_ended(tmp_path: Path) -> None:
 
     assert (summary.num_ok, summary.num_failed, summary.num_invalid) == (5, 1, 1)
     text = shown(summary)
-    assert "5 of 7 cells ended ok; 1 failed, 1 not run, for their configuration has faults" in text
+    assert "5 of 7 cells ended ok; 1 failed, 1 invalid (not run)" in text
     assert "#4 failed [scheduler.batch_size=64 parallel=tp1]: rank 0 was killed by SIGKILL" in text
 
 
@@ -77,7 +77,7 @@ def test_an_objective_that_no_column_shows_gets_its_own(tmp_path: Path) -> None:
 
     text = shown(summarise(tmp_path))
 
-    assert "all cells: status ok, tokens/s 1, TTFT ms p50 1000" in text
+    assert "all cells: tokens/s 1, TTFT p50 ms 1000" in text
     assert "peak_memory_bytes \u2503" in text
     assert "* best by peak_memory_bytes: #1 with 5 [a.b=1]" in text
 
@@ -157,6 +157,21 @@ def test_markup_of_an_error_is_shown_as_it_is(tmp_path: Path) -> None:
 def test_a_table_in_a_file_keeps_its_lines_whole(tmp_path: Path) -> None:
     write_grid(tmp_path)
 
-    text = shown(summarise(tmp_path), width=40)
+    lines = shown(summarise(tmp_path), width=40).splitlines()
 
-    assert "tokens/s per device" in text
+    assert "seconds" in lines[4]
+    assert "2599" in next(line for line in lines if "#5" in line)
+
+
+def test_a_narrow_terminal_shows_the_columns_that_matter_most(tmp_path: Path) -> None:
+    write_grid(tmp_path)
+    console = Console(width=72, force_terminal=True, no_color=True)
+
+    with console.capture() as capture:
+        summarise(tmp_path).print(console)
+
+    text = capture.get()
+    assert "2599" in text
+    assert "p50 ms" in text
+    assert "p99 ms" not in text
+    assert "columns do not fit this terminal" in text
