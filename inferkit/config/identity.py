@@ -9,7 +9,7 @@ import importlib.util
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from inferkit.config.schema import InferenceConfig
 from inferkit.core.model_cache import EMBEDDED_PREFIX
 
 PACKAGE_DIR = Path(__file__).resolve().parent.parent
+CODE_FILE = "code.json"
+"""In a run directory: the hash of every file of the code that ran."""
 LEFT_OUT: Mapping[str, str] = {
     "sweep": "how a sweep is run and judged, not what a cell computes",
     "model.path": "a place; the files that lie there count",
@@ -67,29 +69,40 @@ class RunKeys:
     """Keys of many configurations: what they share is read once."""
 
     def __init__(self) -> None:
-        self._files: dict[str, str] = {}
+        self._files: dict[str, dict[str, Any]] = {}
         self._own_code = digest(code_files())
         versions = package_versions()
         self._versions = {name: versions[name] for name in PACKAGES}
 
     def key(self, config: InferenceConfig) -> str:
         """See `run_key`."""
-        values = plain(config)
-        text = {
-            "config": without_places(values),
+        facts = self.facts(config)
+        parts = {name: facts[name] for name in ("code", "components", "model", "dataset")}
+        kept = without_places(plain(config))
+        return digest({"config": kept, "versions": self._versions, **parts})
+
+    def facts(self, config: InferenceConfig) -> dict[str, Any]:
+        """What the key is made of beside the configuration and versions, for the record.
+
+        code: hash over `code_files`. components: package -> the same of a user's own. model,
+        dataset: name -> size and hash.
+        """
+        model = (config.model.path, config.model.with_ckpt)
+        return {
             "code": self._own_code,
-            "components": {name: self._once(component_files, name) for name in components(values)},
-            "versions": self._versions,
-            "model": self._once(_model_files, (config.model.path, config.model.with_ckpt)),
+            "components": {
+                name: digest(self._once(component_files, name))
+                for name in components(plain(config))
+            },
+            "model": self._once(_model_files, model),
             "dataset": self._once(_dataset_files, config.data.dataset_path),
         }
-        return digest(text)
 
-    def _once(self, function: Any, argument: Any) -> str:
-        """The digest of `function(argument)`, computed once."""
+    def _once(self, function: Callable[[Any], dict[str, Any]], argument: Any) -> dict[str, Any]:
+        """`function(argument)`, computed once."""
         name = f"{function.__name__} {argument}"
         if name not in self._files:
-            self._files[name] = digest(function(argument))
+            self._files[name] = function(argument)
         return self._files[name]
 
 
@@ -183,17 +196,12 @@ def _walk(folder: Path) -> Iterator[Path]:
 # -- files of model and data set ---------------------------------------------------------------
 
 
-def model_files(config: InferenceConfig) -> dict[str, Any]:
-    """Name -> size and hash of the files of a model; of weights the header counts."""
-    return _model_files((config.model.path, config.model.with_ckpt))
-
-
-def dataset_files(config: InferenceConfig) -> dict[str, Any]:
-    """Name -> size and hash of the files of the data set; empty for the built-in prompts."""
-    return _dataset_files(config.data.dataset_path)
-
-
 def _model_files(source: tuple[str | None, bool]) -> dict[str, Any]:
+    """Name -> size and hash of the files of a model; of weights the header counts.
+
+    Args:
+        source: `model.path`, `model.with_ckpt`.
+    """
     path, with_weights = source
     if path is None:
         return {}
@@ -215,6 +223,7 @@ def _model_files(source: tuple[str | None, bool]) -> dict[str, Any]:
 
 
 def _dataset_files(path: str | None) -> dict[str, Any]:
+    """Number -> size and hash of the files of a data set; empty for the built-in prompts."""
     if path is None:
         return {}
     place = Path(path).expanduser()

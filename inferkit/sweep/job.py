@@ -4,6 +4,7 @@ Knows no Hydra: whoever has a configuration can run it.
 """
 
 import logging
+import os
 import secrets
 import sys
 import time
@@ -13,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from inferkit.config.build import build
-from inferkit.config.provenance import write_run
+from inferkit.config.identity import CODE_FILE, RunKeys, code_files
+from inferkit.config.origins import Origins
+from inferkit.config.provenance import write_json, write_run
+from inferkit.config.recorded import write_origins
 from inferkit.config.schema import InferenceConfig
 from inferkit.core.errors import InferkitError
 from inferkit.core.place import RankPlace
@@ -39,6 +43,8 @@ class Job:
     """Of this process, where it is a rank itself."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """More for provenance.json."""
+    origins: Origins = field(default_factory=dict)
+    """Where the configuration's values come from; recorded."""
 
     @property
     def _is_other_rank(self) -> bool:
@@ -69,11 +75,20 @@ class Job:
         return result
 
     def _run(self, config: InferenceConfig) -> dict[str, Any] | None:
-        config = with_run_seed(config)
         if not self._is_other_rank:
+            config = with_run_seed(config)
+            identity = RunKeys().facts(config)
             write_run(
-                self.run_dir, config, command=self.command, overrides=self.overrides, **self.facts
+                self.run_dir,
+                config,
+                command=self.command,
+                overrides=self.overrides,
+                cwd=os.getcwd(),
+                identity=identity,
+                **self.facts,
             )
+            write_json(self.run_dir / CODE_FILE, code_files())
+            write_origins(self.run_dir, config, self.origins)
         runner = build(config.runner, allowed_targets=config.allowed_targets, key="runner")
         metrics: dict[str, Any] | None
         if self.place is None:

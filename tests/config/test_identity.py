@@ -11,7 +11,6 @@ from inferkit.config.identity import (
     code_files,
     component_files,
     file_facts,
-    model_files,
     run_key,
 )
 from inferkit.config.provenance import plain
@@ -93,13 +92,14 @@ def test_files_of_model_count_and_their_place_does_not(tmp_path: Path) -> None:
     assert key(one) == key(same), "the data of weights is never read"
     assert len({key(one), key(other), key(longer)}) == 3
     assert key(one, with_ckpt=False) == key(longer, with_ckpt=False)
-    assert set(model_files(changed(model__path=str(one)))) == {"config.json", "model.safetensors"}
+    facts = RunKeys().facts(changed(model__path=str(one)))
+    assert set(facts["model"]) == {"config.json", "model.safetensors"}
 
 
-def test_embedded_model_and_hub_id_count_by_name() -> None:
-    assert model_files(changed(model__path="pypi:a==1")) == {"embedded": "pypi:a==1"}
-    assert model_files(changed(model__path="owner/name")) == {"hub": "owner/name"}
-    assert run_key(changed(model__path="owner/a")) != run_key(changed(model__path="owner/b"))
+def test_embedded_model_and_hub_id_count_by_name(keys: RunKeys) -> None:
+    assert keys.facts(changed(model__path="pypi:a==1"))["model"] == {"embedded": "pypi:a==1"}
+    assert keys.facts(changed(model__path="owner/a"))["model"] == {"hub": "owner/a"}
+    assert keys.key(changed(model__path="owner/a")) != keys.key(changed(model__path="owner/b"))
 
 
 def test_gguf_counts_by_size_and_beginning(tmp_path: Path) -> None:
