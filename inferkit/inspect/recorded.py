@@ -1,0 +1,129 @@
+"""Snapshots of what is written down: run directories, and YAML files with keys."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from inferkit.config.config_file import words_of_file
+from inferkit.config.leaves import flat
+from inferkit.config.origins import AUTOMATIC, COMMAND_LINE, shown_path
+from inferkit.config.provenance import PROVENANCE_FILE, RESOLVED_FILE
+from inferkit.config.space import ConfigSpace
+from inferkit.config.yaml_lines import key_lines, line_of
+from inferkit.core.errors import ConfigError
+from inferkit.inspect.snapshot import Leaf, Origin, Snapshot
+from inferkit.inspect.take import take_snapshot
+
+FILE = "file"
+"""Kind of an origin: a YAML file that is no option of a group."""
+ORIGINS_FILE = "origins.json"
+METRICS_FILE = "metrics.json"
+RESULT_FILE = "result.json"
+SWEEP_FILES = ("multirun.yaml", "sweep.json")
+
+
+def file_snapshot(file: Path, space: ConfigSpace, *, title: str = "") -> Snapshot:
+    """The configuration of a YAML file, whole or in part; keys that it lacks have their defaults.
+
+    Raises:
+        ConfigError: it cannot be read as one.
+    """
+    found = take_snapshot(words_of_file(file, space), space, title=title or str(file))
+    lines, own = key_lines(file), _flat_yaml(file)
+    leaves = {}
+    for key, leaf in found.leaves.items():
+        line = lines.get(key) or (line_of(lines, key) if _is_typed(leaf) else 0)
+        if line:
+            value = own.get(key, leaf.value)
+            origin = Origin(kind=FILE, text="", value=value, file=shown_path(file), line=line)
+            made = leaf.origins[-1:] if value != leaf.value and _is_automatic(leaf) else ()
+            leaf = replace(leaf, origins=(origin, *made))
+        leaves[key] = leaf
+    return replace(found, leaves=leaves, choices={})
+
+
+def _is_typed(leaf: Leaf) -> bool:
+    """Whether it is one of the words that stand for the file."""
+    return any(origin.kind == COMMAND_LINE for origin in leaf.origins)
+
+
+def _is_automatic(leaf: Leaf) -> bool:
+    return leaf.origins[-1].kind == AUTOMATIC
+
+
+def run_snapshot(run_dir: Path, space: ConfigSpace, *, title: str = "") -> Snapshot:
+    """The configuration that a run directory records, as this version understands it.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    file = run_dir / RESOLVED_FILE
+    if not file.is_file():
+        raise ConfigError(_no_run(run_dir))
+    found = take_snapshot(words_of_file(file, space), space, title=title or str(run_dir))
+    recorded = _flat_yaml(file)
+    known = _read(run_dir / ORIGINS_FILE)
+    origins = {key: tuple(Origin(**one) for one in ones) for key, ones in known.items()}
+    choices: Mapping[str, str | None] = _read(run_dir / PROVENANCE_FILE).get("choices", {})
+    metrics = _read(run_dir / METRICS_FILE)
+    return replace(
+        found,
+        leaves={
+            key: replace(leaf, origins=origins.get(key, ())) for key, leaf in found.leaves.items()
+        },
+        choices={group: choices[group] for group in choices if not group.startswith("hydra/")},
+        notes=(
+            *found.notes,
+            *_notes(run_dir, [key for key in found.leaves if key not in recorded]),
+        ),
+        metrics=metrics or None,
+    )
+
+
+def _flat_yaml(file: Path) -> dict[str, Any]:
+    content = yaml.safe_load(file.read_text("utf-8"))
+    return flat(content) if isinstance(content, dict) else {}
+
+
+def _no_run(folder: Path) -> str:
+    if any((folder / name).is_file() for name in SWEEP_FILES):
+        cells = sorted(path.parent.name for path in folder.glob(f"*/{RESOLVED_FILE}"))
+        example = f", as {folder / cells[0]}" if cells else ""
+        return f"{folder}: is a sweep; name the folder of one of its cells{example}"
+    return f"{folder}: is no run directory: it has no {RESOLVED_FILE}"
+
+
+def _notes(run_dir: Path, missing: list[str]) -> list[str]:
+    """What a reader of the comparison must know of the run."""
+    notes = []
+    if missing:
+        notes.append(
+            f"was recorded by a version without {', '.join(missing)}; the defaults are shown"
+        )
+    result = _read(run_dir / RESULT_FILE)
+    status = result.get("status")
+    if status is None:
+        notes.append(f"has no {RESULT_FILE}: the run has not ended, or was killed")
+    elif status != "ok":
+        error = f": {result['error']}" if result.get("error") else ""
+        notes.append(f"the run ended with status {status}{error}")
+    return notes
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is no such file.
+
+    Raises:
+        ConfigError: it is there and cannot be read.
+    """
+    try:
+        content = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from error
+    return content if isinstance(content, dict) else {}
