@@ -29,6 +29,7 @@ PACKAGES = (
     "torch_npu",
     "transformers",
     "tokenizers",
+    "jinja2",
     "safetensors",
     "gguf",
     "numpy",
@@ -71,12 +72,7 @@ def write_run(
         versions=package_versions(),
         git=git_state(Path(__file__).resolve().parent),
         environment=environment(os.environ, secret=cfg.disagg.secret_env),
-        host={
-            "name": socket.gethostname(),
-            "system": platform.platform(),
-            "processor": processor_name(),
-            "cores": os.cpu_count(),
-        },
+        host=host_facts(),
         python=sys.version,
         **facts,
     )
@@ -166,6 +162,17 @@ def environment(variables: Mapping[str, str], *, secret: str | None = None) -> d
         name: re.sub(r"//[^/@\s]+@", "//", value)
         for name, value in sorted(variables.items())
         if VARIABLES.fullmatch(name) and not SECRETS.search(name) and name != secret
+    }
+
+
+def host_facts() -> dict[str, Any]:
+    """What of this machine changes tokens or speed, and its name."""
+    return {
+        "name": socket.gethostname(),
+        "system": platform.platform(),
+        "processor": processor_name(),
+        "cores": os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)),
     }
 
 
