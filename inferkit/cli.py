@@ -29,6 +29,7 @@ from inferkit.config.compose import to_inference_config
 from inferkit.config.faults import closest, did_you_mean
 from inferkit.config.help import help_text
 from inferkit.config.preflight import Verdict, check_composition, preflight
+from inferkit.config.recorded import origins_of_job
 from inferkit.config.run_folder import RUNS, SWEEPS, make_run_folder
 from inferkit.config.space import CONFIG_NAME, VERSION_BASE, ConfigSpace
 from inferkit.core.errors import ConfigError, InferkitError
@@ -303,6 +304,7 @@ class Jobs:
             number=int(hydra_cfg.job.num) if is_cell else 0,
             place=self.place,
             facts={"choices": dict(hydra_cfg.runtime.choices)},
+            origins=origins_of_job(hydra_cfg),
         )
         result = job.run(lambda: to_inference_config(cfg))
         self.results.append(result)

@@ -41,7 +41,7 @@ def take_snapshot(overrides: Sequence[str], space: ConfigSpace, *, title: str = 
     assert composed is not None, "a check composes"
     resolved = checked.config or _resolved(composed, checked)
     values = flat(plain(resolved))
-    origins = with_automatic(origins, composed, resolved)
+    origins = with_automatic(origins, resolved)
     for fault in structure_faults(composition.cfg):
         if fault.key in written:
             values[fault.key] = written[fault.key]

@@ -10,13 +10,9 @@ from inferkit.config.leaves import unresolved
 from inferkit.config.origins import Origin, find_origins
 from inferkit.config.space import ConfigSpace
 
-OPTIONS = [
-    [f"{sign}{group}={option}"]
-    for group, sign in (("role", "+"), ("experiment", "+"), ("model", ""), ("parallel", ""))
-    for option in ConfigSpace().options(group)
-]
-MIXED: list[list[str]] = [
+CASES: list[list[str]] = [
     [],
+    *([f"+role={role}"] for role in ConfigSpace().options("role")),
     ["+role=decode", "parallel=tp16", "scheduler.batch_size=3", "scheduler.max_new_tokens=7"],
     ["+experiment=qwen3_8b_tp2", "parallel=tp4", "parallel.embed_tp_size=4"],
     ["model=qwen3_235b_a22b", "~model.arch.hidden_act", "+model.arch.rope_scaling={a: {b: 1}}"],
@@ -27,7 +23,7 @@ MIXED: list[list[str]] = [
 ]
 
 
-@pytest.mark.parametrize("overrides", OPTIONS + MIXED, ids=" ".join)
+@pytest.mark.parametrize("overrides", CASES, ids=" ".join)
 def test_the_last_origin_of_every_leaf_has_set_what_hydra_composes(
     space: ConfigSpace, overrides: list[str]
 ) -> None:
