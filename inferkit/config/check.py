@@ -17,6 +17,7 @@ from inferkit.config.overrides import compose_checked
 from inferkit.config.resolve import resolve_automatic, resolve_platform
 from inferkit.config.rules import check_rules
 from inferkit.config.schema import InferenceConfig
+from inferkit.config.secrets import keep_secrets, secret_faults
 from inferkit.config.space import ConfigSpace
 from inferkit.config.targets import SourceIndex
 from inferkit.config.walk import set_neutral, structure_faults
@@ -61,7 +62,7 @@ class Checker:
 
     def check_composed(self, cfg: DictConfig, known: Sequence[Fault] = ()) -> Checked:
         """Check a composed configuration, of which `known` faults were found before."""
-        found = structure_faults(cfg)
+        found = _structure_faults(cfg)
         typed = self._typed(cfg, found)
         found = [fault for fault in found if fault.key not in _keys(known)]
         return self.check_config(typed, [*known, *found])
@@ -132,12 +133,13 @@ class Checker:
     @staticmethod
     def _typed(cfg: DictConfig, found: Sequence[Fault] | None = None) -> InferenceConfig:
         """The typed configuration, with harmless values where its structure has faults."""
-        found = structure_faults(cfg) if found is None else found
+        found = _structure_faults(cfg) if found is None else found
         if found:
             cfg = cfg.copy()
             set_neutral(cfg, _keys(found))
         typed = OmegaConf.to_object(cfg)
         assert isinstance(typed, InferenceConfig), "the root of a configuration is typed"
+        keep_secrets(cfg, typed)
         return typed
 
     def _model_files(self, cfg: InferenceConfig) -> ModelFiles:
@@ -149,6 +151,10 @@ class Checker:
             targets = self.space.model_targets
             self._files[key] = read_model_files(cfg, targets, is_run=self.is_run)
         return self._files[key]
+
+
+def _structure_faults(cfg: DictConfig) -> list[Fault]:
+    return [*structure_faults(cfg), *secret_faults(cfg)]
 
 
 def add_new(faults: list[Fault], found: Iterable[Fault]) -> None:

@@ -13,6 +13,7 @@ from inferkit.config.faults import Command, Fault, Fix, key_of, show
 from inferkit.config.network_rules import ports
 from inferkit.config.resolve import CPU_PLATFORM
 from inferkit.config.schema import InferenceConfig
+from inferkit.core.secrets import recorded
 
 CLUSTER, ROUTER, PREFILL, DECODE = "cluster", "router", "prefill", "decode"
 INSTANCES = (PREFILL, DECODE)
@@ -96,12 +97,12 @@ def _is_passed_on(text: str, role: str) -> bool:
 
 
 def own_words(cfg: InferenceConfig, role: str) -> list[str]:
-    """The words of `cluster.<role>_overrides`.
+    """The words of `cluster.<role>_overrides`, which take secrets from the environment themselves.
 
     Raises:
         ValueError: a quote is not closed.
     """
-    text: str = getattr(cfg.cluster, f"{role}_overrides", "")
+    text: str = recorded(getattr(cfg.cluster, f"{role}_overrides", ""))
     return shlex.split(text)
 
 

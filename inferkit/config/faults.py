@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from inferkit.core.secrets import SecretText, hide, shown_override, without_typed
+
 MAX_CELLS_SHOWN = 8
 LINE_LENGTH = 100
 
@@ -51,6 +53,8 @@ def show(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, Enum):
         return value.name
+    if isinstance(value, SecretText):
+        return value.source
     if isinstance(value, list | tuple):
         return "[" + ",".join(show(item) for item in value) + "]"
     if isinstance(value, dict):
@@ -128,7 +132,7 @@ class Command:
     overrides: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        words = [self.verb, *self.flags, *self.overrides]
+        words = [self.verb, *self.flags, *map(shown_override, self.overrides)]
         return " ".join([self.program, *(shell_quote(word) for word in words if word)])
 
     def fixed(self, fixes: Iterable[Fix]) -> "Command":
@@ -161,6 +165,7 @@ def render(
     title: str = "",
 ) -> str:
     """The text that a user sees: every fault, then a command line that works."""
+    faults = [_without_secrets(fault) for fault in faults]
     count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
     lines = [title or f"inferkit: {count} in the configuration; nothing was started", ""]
     for fault in faults:
@@ -169,6 +174,12 @@ def render(
         lines += ["this works with a value of yours:" if is_example else "this works:"]
         lines += [f"  {works}", ""]
     return "\n".join(lines).rstrip("\n")
+
+
+def _without_secrets(fault: Fault) -> Fault:
+    """A fault may be about anything that was typed, also where a secret should not be."""
+    problem = hide(without_typed(fault.problem))
+    return replace(fault, given=hide(shown_override(fault.given)), problem=problem)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,11 +195,13 @@ def render_cells(
     faults: Mapping[int, Sequence[Fault]],
     *,
     works: Command | None = None,
+    title: str = "",
 ) -> str:
     """Faults of a sweep: each once, with the numbers of the cells that have it."""
+    faults = {number: [_without_secrets(f) for f in found] for number, found in faults.items()}
     shared = shared_faults(cells, faults)
-    num_bad = len(faults)
-    lines = [f"inferkit: {num_bad} of {len(cells)} cells cannot run; nothing was started", ""]
+    count = f"{len(faults)} of {len(cells)} cells cannot run"
+    lines = [title or f"inferkit: {count}; nothing was started", ""]
     for fault in shared:
         lines += [f"  every cell: {fault.given or fault.key}", *_indented(fault.problem), ""]
     varying = varying_overrides(cells)
@@ -231,7 +244,10 @@ def varying_overrides(cells: Sequence[Cell]) -> dict[int, list[str]]:
     common = set(cells[0].overrides)
     for cell in cells:
         common &= set(cell.overrides)
-    return {cell.number: [o for o in cell.overrides if o not in common] for cell in cells}
+    return {
+        cell.number: [shown_override(text) for text in cell.overrides if text not in common]
+        for cell in cells
+    }
 
 
 def _indented(text: str) -> list[str]:

@@ -22,6 +22,7 @@ from inferkit.config.keys import (
     similar_keys,
 )
 from inferkit.config.parallel_rules import sizes_named
+from inferkit.config.secrets import hydra_secret_faults
 from inferkit.config.space import ConfigSpace
 
 PARALLEL = "parallel"
@@ -66,6 +67,8 @@ def compose_checked(space: ConfigSpace, overrides: Sequence[str]) -> Composition
         if fault is not None:
             faults[text] = fault
     ordered = tuple(faults[text] for text in dict.fromkeys(overrides) if text in faults)
+    if full is not space.compose(groups):
+        ordered += tuple(hydra_secret_faults(full.hydra))
     used = tuple(text for text in overrides if text not in faults)
     return Composition(cfg=cfg, hydra=full.hydra, faults=ordered, used=used)
 

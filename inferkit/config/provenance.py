@@ -12,7 +12,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from inferkit.config.schema import InferenceConfig
+from inferkit.config.secrets import secret_variables
+from inferkit.core.secrets import hide, recorded
 
 PROVENANCE_FILE = "provenance.json"
 RESOLVED_FILE = "config.resolved.yaml"
@@ -71,7 +75,7 @@ def write_run(
         started_at=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         versions=package_versions(),
         git=git_state(Path(__file__).resolve().parent),
-        environment=environment(os.environ, secret=cfg.disagg.secret_env),
+        environment=environment(os.environ, secrets=secret_variables(cfg)),
         host=host_facts(),
         python=sys.version,
         **facts,
@@ -92,8 +96,20 @@ def record(run_dir: Path, **facts: Any) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never a part."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+    """Write JSON so that a reader sees the old file or the new one, never a part.
+
+    Secrets that its texts hold (an error may quote one) are hidden.
+    """
+    text = json.dumps(_hidden(value), indent=2, ensure_ascii=False, default=lambda o: hide(str(o)))
+    write_text(path, text + "\n")
+
+
+def _hidden(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _hidden(child) for name, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [_hidden(child) for child in value]
+    return hide(value) if isinstance(value, str) else value
 
 
 def write_text(path: Path, text: str) -> None:
@@ -109,10 +125,14 @@ def resolved_yaml(cfg: InferenceConfig) -> str:
 
 
 def plain(cfg: InferenceConfig) -> dict[str, Any]:
-    """Nested dictionaries, lists, texts and numbers of every key."""
-    container = OmegaConf.to_container(OmegaConf.structured(cfg), enum_to_str=True)
-    assert isinstance(container, dict), "a configuration is a dictionary"
-    return {str(key): value for key, value in container.items()}
+    """Nested dictionaries, lists, texts and numbers of every key; secrets as `${oc.env:NAME}`."""
+    return {entry.name: _plain(getattr(cfg, entry.name)) for entry in fields(cfg)}
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {entry.name: _plain(getattr(value, entry.name)) for entry in fields(value)}
+    return value.name if isinstance(value, Enum) else recorded(value)
 
 
 def config_hash(cfg: InferenceConfig) -> str:
@@ -156,12 +176,12 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return result.stdout.rstrip("\n") if result.returncode == 0 else None
 
 
-def environment(variables: Mapping[str, str], *, secret: str | None = None) -> dict[str, str]:
+def environment(variables: Mapping[str, str], *, secrets: Collection[str] = ()) -> dict[str, str]:
     """Variables that change behaviour, without secrets and without credentials in addresses."""
     return {
         name: re.sub(r"//[^/@\s]+@", "//", value)
         for name, value in sorted(variables.items())
-        if VARIABLES.fullmatch(name) and not SECRETS.search(name) and name != secret
+        if VARIABLES.fullmatch(name) and not SECRETS.search(name) and name not in secrets
     }
 
 

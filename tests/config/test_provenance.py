@@ -77,7 +77,7 @@ def test_environment_keeps_what_changes_behaviour_and_no_secret() -> None:
         "HOME": "/root",
     }
 
-    assert environment(variables, secret="INFERKIT_SHARED") == {
+    assert environment(variables, secrets={"INFERKIT_SHARED"}) == {
         "HF_ENDPOINT": "http://host:80/x",
         "INFERKIT_CACHE": "/cache",
         "OMP_NUM_THREADS": "2",
