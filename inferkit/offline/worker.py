@@ -11,6 +11,7 @@ from typing import Any
 
 from inferkit.config.provenance import environment, record
 from inferkit.config.schema import InferenceConfig
+from inferkit.config.secrets import secret_variables
 from inferkit.core.place import RankPlace
 from inferkit.core.protocols import Channel
 from inferkit.offline.generations import open_part, part_path, write_generations
@@ -157,7 +158,7 @@ def _facts(llm: OfflineInference) -> dict[str, Any]:
         "weights_bytes": parts.engine.worker.num_weight_bytes,
         "kv_blocks": dict(parts.kv_cache.num_blocks),
         "platform": parts.platform.name,
-        "environment": environment(os.environ, secret=llm.config.disagg.secret_env),
+        "rank_environment": environment(os.environ, secrets=secret_variables(llm.config)),
     }
 
 

@@ -101,7 +101,7 @@ def test_run_directory_holds_what_the_run_was(tmp_path, tiny_hf_model):
     assert config["platform"]["_target_"] == "inferkit.platforms.cpu.CpuPlatform"
     provenance = json.loads((run_dir / "provenance.json").read_text())
     assert provenance["model"]["weights"][0]["name"] == "model.safetensors"
-    assert provenance["environment"]["GOMP_SPINCOUNT"]
+    assert provenance["rank_environment"]["GOMP_SPINCOUNT"]
     log = (run_dir / "rank0.log").read_text()
     assert "[rank0]" in log and "kind=prefill" in log and "kind=decode" in log
     for phase in ("prefill", "decode"):
