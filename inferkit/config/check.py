@@ -44,11 +44,13 @@ class Checker:
     Args:
         is_run: what passes can run here. Else only the configuration is looked at: a shape needs
             no weights, and `platform.device_memory` may be that of another machine.
+        asks_host: whether the memory of this machine counts. Else the answer is the same on all.
     """
 
-    def __init__(self, space: ConfigSpace, *, is_run: bool = True) -> None:
+    def __init__(self, space: ConfigSpace, *, is_run: bool = True, asks_host: bool = True) -> None:
         self.space = space
         self.is_run = is_run
+        self.asks_host = asks_host
         self._index = SourceIndex()
         self._files: dict[str, ModelFiles] = {}
 
@@ -83,7 +85,13 @@ class Checker:
             sizes.warnings += files.warnings
             if files.arch is not None:
                 check_model(resolved, files.arch, sizes)
-                check_memory(resolved, files.arch, sizes, is_run=self.is_run)
+                check_memory(
+                    resolved,
+                    files.arch,
+                    sizes,
+                    is_run=self.is_run,
+                    asks_host=self.asks_host,
+                )
             faults += sizes.faults
         return Checked(
             faults=tuple(faults),

@@ -19,18 +19,24 @@ def rank_share(resolved: InferenceConfig, arch: Any) -> RankShare:
 
 
 def check_memory(
-    resolved: InferenceConfig, arch: Any, findings: Findings, *, is_run: bool = True
+    resolved: InferenceConfig,
+    arch: Any,
+    findings: Findings,
+    *,
+    is_run: bool = True,
+    asks_host: bool = True,
 ) -> None:
     """A fault where the model cannot run, a warning where requests will have to wait.
 
     Only on a CPU, whose memory the ranks of a node share, or where platform.device_memory is
     given; else the worker asks its device. A run needs that memory here; without one it may be
-    another machine's, and a shape that nothing can run here is not refused for this one. A router
-    runs no model, and the instances of a cluster are checked one by one.
+    another machine's, and a shape that nothing can run here is not refused for this one. With
+    `asks_host=False` this machine's does not count at all. A router runs no model, and the
+    instances of a cluster are checked one by one.
     """
     if resolved.role in ("router", "cluster"):
         return
-    planned, here = resolved.platform.device_memory, _memory_here(resolved)
+    planned, here = resolved.platform.device_memory, _memory_here(resolved) if asks_host else 0
     if is_run and here and planned > here:
         note = f"; platform.device_memory={planned} is more than this machine has"
         limit = Limit(size=here, note=note)

@@ -32,7 +32,7 @@ def take_snapshot(overrides: Sequence[str], space: ConfigSpace, *, title: str = 
             and the snapshot is of the others.
         title: how the user named it; empty = the overrides.
     """
-    checker = Checker(space, is_run=False)
+    checker = Checker(space, is_run=False, asks_host=False)
     checked = checker.check_overrides(overrides)
     composition = compose_checked(space, overrides)
     written = unresolved(composition.cfg)

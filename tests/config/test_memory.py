@@ -6,6 +6,7 @@ import pytest
 from inferkit.config import memory
 from inferkit.config.check import Checked, Checker
 from inferkit.config.memory import mib
+from inferkit.config.space import ConfigSpace
 
 
 def check(checker: Checker, model: Path, *overrides: str) -> Checked:
@@ -143,6 +144,18 @@ def test_ranks_of_a_node_share_the_memory_of_a_cpu(
     assert check(checker, model, *options).faults == ()
     monkeypatch.setattr(memory, "available_memory", lambda: enough - num_ranks)
     assert "engine.max_model_len" in fault(check(checker, model, *options))
+
+
+def test_the_memory_of_this_machine_can_be_left_out_of_it(
+    space: ConfigSpace, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: 1000)
+    model = make_model()
+
+    assert "only 1,000 bytes are" in fault(check(Checker(space, is_run=False), model))
+    other = Checker(space, is_run=False, asks_host=False)
+    assert check(other, model).faults == ()
+    assert "only 999 bytes are" in fault(check(other, model, "platform.device_memory=999"))
 
 
 def test_mib() -> None:
