@@ -96,6 +96,8 @@ def references(text: str) -> tuple[str, ...]:
 @cache
 def is_secret_name(name: str) -> bool:
     """Whether a key or a variable of this name holds a secret: api_key, HF_TOKEN, dbPassword."""
+    if name in ("PWD", "OLDPWD"):
+        return False  # the shell's own: folders
     found = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
     words = [word.lower() for word in found]
     if not words or PLAIN_LAST.fullmatch(words[-1]):
