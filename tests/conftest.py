@@ -14,7 +14,8 @@ from tests.families import FAMILIES
 # Read by huggingface_hub when it is imported, hence before any test module is.
 os.environ["HF_HUB_OFFLINE"] = "1"
 # More threads make matrices this small slower; worker processes inherit the limit.
-os.environ.setdefault("OMP_NUM_THREADS", str(min(4, os.cpu_count() or 1)))
+NUM_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, min(4, (os.cpu_count() or 1) // NUM_WORKERS))))
 # Threads that wait by sleeping: on a busy machine spinning ones slow each other down a hundredfold.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 

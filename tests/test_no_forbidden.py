@@ -21,7 +21,13 @@ MACHINE_FACTS = {
 }
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "shelve", "marshal"}
 PICKLING_CALLS = {"send_pyobj", "recv_pyobj"}
-PRINTING = ("inferkit/bench/", "inferkit/cli", "inferkit/offline/summary.py")
+PRINTING = (
+    "inferkit/bench/",
+    "inferkit/cli",
+    "inferkit/inspect/",
+    "inferkit/offline/summary.py",
+    "inferkit/sweep/",
+)
 
 
 def files() -> list[Path]:

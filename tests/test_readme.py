@@ -57,7 +57,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 def test_two_commands_set_everything_up() -> None:
     main_job, tests = set_up_lines()
     assert main_job.endswith("python -m inferkit")
-    assert tests.endswith("python -m pytest")
+    assert tests.endswith("python -m pytest -n auto")
     assert all(" -c constraints.txt " in line for line in (main_job, tests))
 
 
