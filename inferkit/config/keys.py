@@ -13,6 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 MAX_SUGGESTIONS = 3
 SAME_WORD = 0.75
 """Similarity above which a word is taken for a misspelling of another."""
+SOMEWHAT = 0.5
+"""The last part of a key must be so similar, however much the nodes are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +89,14 @@ def similar_keys(key: str, known: list[str]) -> list[str]:
     A key without its node (`batch_size`) or under a wrong one is found by its last part.
     """
     last = key.rpartition(".")[2].lower()
+    known = [candidate for candidate in known if not key.startswith(f"{candidate}.")]
+    if sum(name.rpartition(".")[2] == last for name in known) > MAX_SUGGESTIONS:
+        return []  # a name that many nodes have (params) says nothing of which is meant
     scored = []
     for order, candidate in enumerate(known):
         whole = _ratio(key.lower(), candidate.lower())
         part = _ratio(last, candidate.rpartition(".")[2].lower())
-        score = max(whole, part)
+        score = max(whole, part) if part >= SOMEWHAT or "." not in key else 0.0
         if score >= SAME_WORD:
             # A whole key that is near beats one whose last part alone is.
             scored.append((-round(score, 3), -whole if "." in key else 0.0, order, candidate))
@@ -132,6 +137,17 @@ def enum_members(hint: Any) -> list[str]:
 
 def accepts_integer(hint: Any) -> bool:
     return _without_none(hint) is int
+
+
+def is_text(hint: Any) -> bool:
+    """Whether any text is a value; Any, of an untyped node, is taken for it too."""
+    return _without_none(hint) in (str, Any)
+
+
+def list_item_type(hint: Any) -> Any:
+    """`list[str]` -> str; None where it is no list."""
+    inner = _without_none(hint)
+    return typing.get_args(inner)[0] if typing.get_origin(inner) is list else None
 
 
 def _without_none(hint: Any) -> Any:

@@ -119,8 +119,8 @@ class ConfigSpace:
         """
         try:
             ConfigLoaderImpl._apply_overrides_to_config([self.parse(override)], cfg)
-        except (OmegaConfBaseException, AttributeError) as error:
-            # omegaconf 2.3 fails so where a dictionary that is null gets entries without '+'.
+        except (OmegaConfBaseException, AttributeError, AssertionError) as error:
+            # omegaconf 2.3 fails so where a dictionary that is null gets entries.
             raise ConfigCompositionException(f"{override} does not fit") from error
 
     def is_group(self, name: str) -> bool:

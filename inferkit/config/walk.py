@@ -1,14 +1,17 @@
 """A walk over a composed configuration: unknown keys, missing values, broken interpolations."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from inferkit.config.faults import Fault, Fix, did_you_mean
-from inferkit.config.keys import is_node, similar_keys, type_hints
+from inferkit.config.keys import describe_type, is_node, leaf_keys, similar_keys, type_hints
+
+HYDRA_ONLY = re.compile(r"\$\{(?:hydra|now):")
+"""A worker, a check and a replay would each see another value."""
 
 
 def structure_faults(cfg: DictConfig) -> list[Fault]:
@@ -18,11 +21,12 @@ def structure_faults(cfg: DictConfig) -> list[Fault]:
     would be found one at a time, on access.
     """
     faults = list(_unknown_keys(cfg, ""))
+    known = list(leaf_keys(cfg))
     for node, name, key in _leaves(cfg, ""):
         if OmegaConf.is_missing(node, name):
             faults.append(_missing_value(key))
         elif OmegaConf.is_interpolation(node, name):
-            faults += _broken_interpolation(node, name, key)
+            faults += _broken_interpolation(node, name, key, known)
     return faults
 
 
@@ -69,14 +73,53 @@ def _missing_value(key: str) -> Fault:
     )
 
 
-def _broken_interpolation(node: DictConfig | ListConfig, name: Any, key: str) -> Iterator[Fault]:
-    text = OmegaConf.to_container(node, resolve=False)[name]  # type: ignore[index]
-    try:
-        node[name]
-    except OmegaConfBaseException as error:
-        reason = re.sub(r"^\w+ raised while resolving interpolation: ", "", str(error))
-        reason = reason.splitlines()[0].strip('"')
-        yield Fault(key=key, given=f"{key}={text}", problem=f"cannot be interpolated: {reason}")
+def _broken_interpolation(
+    node: DictConfig | ListConfig, name: Any, key: str, known: Sequence[str]
+) -> Iterator[Fault]:
+    text = str(OmegaConf.to_container(node, resolve=False)[name])  # type: ignore[index]
+    whole = key.partition("[")[0]  # of an item of a list, the list is what can be written
+    problem, fix = "", Fix(drop=(whole,))
+    if (of_hydra := HYDRA_ONLY.search(text)) is not None:
+        problem = f"{of_hydra[0]}...}} means something in the keys of hydra alone; write the value"
+    else:
+        try:
+            node[name]
+        except OmegaConfBaseException as error:
+            problem, replaced = _reason(error, _hint(node, name), text, known)
+            if replaced and whole == key:
+                is_example = "VALUE" in replaced
+                fix = Fix(add=(f"{key}={replaced}",), drop=(key,), is_example=is_example)
+    if problem:
+        yield Fault(key=key, given=f"{key}={text}", problem=problem, fix=fix)
+
+
+def _reason(
+    error: OmegaConfBaseException, hint: Any, text: str, known: Sequence[str]
+) -> tuple[str, str]:
+    """Why an interpolation has no value, and one that would have; empty = unknown."""
+    words = str(error)
+    if (key := re.search(r"Interpolation key '([^']+)' not found", words)) is not None:
+        near = similar_keys(key[1], list(known))
+        guess = near[0] if near else None
+        problem = f"there is no key {key[1]} to take the value from{did_you_mean(guess)}"
+        return problem, text.replace(key[1], guess) if guess else ""
+    if (variable := re.search(r"Environment variable '([^']+)' not found", words)) is not None:
+        default = f"oc.env:{variable[1]},VALUE"
+        problem = f"the environment variable {variable[1]} is not set; set it, or give a default: "
+        return f"{problem}${{{default}}}", text.replace(f"oc.env:{variable[1]}", default)
+    if (resolver := re.search(r"Unsupported interpolation type (\S+)", words)) is not None:
+        problem = f"there is no resolver called {resolver[1]}; a value comes from another key, "
+        return f"{problem}${{data.seed}}, or from the environment, ${{oc.env:NAME}}", ""
+    if "Recursive interpolation" in words:
+        return "takes its value from itself", ""
+    if (value := re.search(r"Value '(.*)' of type", words)) is not None and hint is not None:
+        return f"comes to {value[1]}, and must be {describe_type(hint)}", ""
+    first = re.sub(r"^\w+ raised while resolving interpolation: ", "", words).splitlines()[0]
+    return f"cannot be interpolated: {first.strip(chr(34))}", ""
+
+
+def _hint(node: DictConfig | ListConfig, name: Any) -> Any:
+    return type_hints(node).get(str(name)) if isinstance(node, DictConfig) else None
 
 
 def _is_unresolved(node: DictConfig | ListConfig, name: Any) -> bool:

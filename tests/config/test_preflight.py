@@ -62,7 +62,7 @@ def test_a_good_command(space: ConfigSpace) -> None:
         (["parallel.attn_tp_size=2.5"], ["parallel.attn_tp_size=2", "parallel.world_size=2"]),
         (["scheduler.batch_size=abc", "data.limit=3"], ["data.limit=3"]),
         (["parallel.foo=1", "data.limit=3"], ["data.limit=3"]),
-        (["++data={topp:0.3}", "data.limit=3"], ["data.limit=3"]),
+        (["++data={topp:0.3}", "data.limit=3"], ["data.top_p=0.3", "data.limit=3"]),
         (["seed=3"], ["data.seed=3"]),
         (["scheduler.batch_size", "~data.limit", "=3"], []),
         (["+platform=cpu"], ["platform=cpu"]),
@@ -294,7 +294,7 @@ def test_check_composition_resolves_where_asked(space: ConfigSpace) -> None:
 
     assert check_composition(command, space).is_good
     message = check_composition(command, space, resolves=True).message
-    assert "Interpolation key 'nope' not found" in message
+    assert "there is no key nope to take the value from" in message
 
 
 @pytest.mark.parametrize(

@@ -36,10 +36,10 @@ def test_broken_interpolations_are_all_named_with_their_keys(
     faults = structure_faults(cfg)
 
     assert [str(fault) for fault in faults] == [
-        "data.limit=${oc.env:NOT_SET}: cannot be interpolated: "
-        "Environment variable 'NOT_SET' not found",
-        "data.seed=${nope.x}: cannot be interpolated: Interpolation key 'nope.x' not found",
-        "parallel.node_ips[1]=${gone}: cannot be interpolated: Interpolation key 'gone' not found",
+        "data.limit=${oc.env:NOT_SET}: the environment variable NOT_SET is not set; set it, or "
+        "give a default: ${oc.env:NOT_SET,VALUE}",
+        "data.seed=${nope.x}: there is no key nope.x to take the value from",
+        "parallel.node_ips[1]=${gone}: there is no key gone to take the value from",
     ]
 
 
@@ -66,3 +66,31 @@ def test_set_neutral_lets_the_rest_become_typed(space: ConfigSpace) -> None:
     typed = OmegaConf.to_object(cfg)
     assert isinstance(typed, InferenceConfig)
     assert (typed.model.name, typed.data.seed, typed.parallel.node_ips) == ("", None, [])
+
+
+@pytest.mark.parametrize(
+    ("value", "problem", "use"),
+    [
+        ("${data.limitt}", "did you mean data.limit?", "data.seed=${data.limit}"),
+        ("${oc.env:NOT_SET}", "NOT_SET is not set", "data.seed=${oc.env:NOT_SET,VALUE}"),
+        ("${model.name}x", "comes to smolx, and must be an integer or null", None),
+        ("${data.seed}", "takes its value from itself", None),
+        ("${nope:1}", "there is no resolver called nope", None),
+        ("${hydra:job.num}", "${hydra:...} means something in the keys of hydra alone", None),
+        ("${now:%S}", "${now:...} means something in the keys of hydra alone", None),
+    ],
+)
+def test_why_an_interpolation_has_no_value(
+    space: ConfigSpace, monkeypatch: pytest.MonkeyPatch, value: str, problem: str, use: str | None
+) -> None:
+    monkeypatch.delenv("NOT_SET", raising=False)
+    cfg = space.compose_job()
+    cfg.model.name = "smol"
+    cfg.data.seed = value
+
+    (fault,) = structure_faults(cfg)
+
+    assert problem in fault.problem
+    assert fault.fix is not None
+    assert fault.fix.add == ((use,) if use else ())
+    assert fault.fix.drop == ("data.seed",)
