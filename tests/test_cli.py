@@ -392,7 +392,7 @@ def test_an_interrupt_ends_the_sweep(folder: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["chek"], "chek is no verb; did you mean check?\nverbs are check;"),
+        (["chek"], "chek is no verb; did you mean check?\nverbs are check, "),
         (["scheduler.batch_size"], "scheduler.batch_size has no value; write scheduler.batch_size"),
         (["-m", "--cfg", "job"], "-m starts a sweep and --cfg shows one configuration"),
         (["--batch-size", "8"], "--batch-size is no flag; options are written KEY=VALUE"),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.default_element import ResultDefault
+from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -178,7 +179,7 @@ def _of_default(
     group, _, option = path.rpartition("/")
     kind = PRIMARY if default.primary else group if group in ADDED else OPTION
     text = path if default.primary else f"{'+' if group in ADDED else ''}{group}={option}"
-    file = Path(str(loaded.path).removeprefix("file://")) / f"{path.removesuffix('.yaml')}.yaml"
+    file = config_file(loaded, path)
     lines = key_lines(file) if file.is_file() else {}
     container = OmegaConf.to_container(config, resolve=False, enum_to_str=True)
     assert isinstance(container, dict), "it was a dictionary before"
@@ -188,6 +189,11 @@ def _of_default(
             line = line_of(lines, key)
             origin = Origin(kind=kind, text=text, value=value, file=shown_path(file), line=line)
             yield f"{prefix}{key}", origin
+
+
+def config_file(loaded: ConfigResult, path: str) -> Path:
+    """The file of what Hydra has loaded under the name `path`."""
+    return Path(str(loaded.path).removeprefix("file://")) / f"{path.removesuffix('.yaml')}.yaml"
 
 
 def shown_path(file: Path) -> str:

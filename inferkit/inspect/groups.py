@@ -34,20 +34,17 @@ def ranks_text(ranks: Ranks) -> str:
 
 def group_formula(layout: ParallelLayout, name: str) -> str:
     """How the groups of this name come about, with the numbers."""
-    world = layout.world_size
     kind = name.removesuffix("_tp_group")
     if kind in TP_SIZES:
         return f"runs of {kind}_tp_size = {layout.tp_size(kind)}"
     if name.startswith("moe_ep_group"):
-        text = f"moe_ep_size = {layout.moe_ep_size} ranks, every moe_tp_size-th"
-        text += f" = {world // layout.moe_ep_size}"
+        text = f"moe_ep_size = {layout.moe_ep_size}, moe_tp_size = {layout.moe_tp_size} apart"
         return text + (", with a communicator of its own" if name.endswith("mc2") else "")
+    if name == "dp_group":
+        return f"attn_dp_size = {layout.attn_dp_size}, attn_tp_size = {layout.attn_tp_size} apart"
     if name == "cp_group":
         return f"runs of cp_size = {layout.cp_size}"
-    if name == "dp_group":
-        text = f"attn_dp_size = {layout.attn_dp_size} ranks, every attn_tp_size-th"
-        return f"{text} = {layout.attn_tp_size}"
-    size = layout.attn_tp_size * layout.cp_size
+    size = f"attn_tp_size * cp_size = {layout.attn_tp_size * layout.cp_size}"
     if name == "tp_cpu_group":
-        return f"runs of attn_tp_size * cp_size = {size}, for scheduling"
-    return f"the first of every attn_tp_size * cp_size = {size} ranks, for scheduling"
+        return f"runs of {size}, for scheduling"
+    return f"the first of each {size}, for scheduling"

@@ -46,6 +46,8 @@ class Snapshot:
     role: str | None = None
     choices: Mapping[str, str | None] = field(default_factory=dict)
     """Group -> option; empty where it is not known."""
+    choosers: Mapping[str, tuple[Origin, ...]] = field(default_factory=dict)
+    """Group -> all who chose an option of it, the last one won; empty where it is not known."""
     leaves: Mapping[str, Leaf] = field(default_factory=dict)
     """Dotted key -> value, in the schema's order. An empty list or dictionary is a leaf; entries
     of a dictionary are leaves of their own, a list is one leaf."""
@@ -73,6 +75,10 @@ class Snapshot:
             title=data["title"],
             role=data["role"],
             choices=data["choices"],
+            choosers={
+                group: tuple(Origin(**one) for one in found)
+                for group, found in data.get("choosers", {}).items()
+            },
             leaves=leaves,
             derived=tuple(Derived(**one) for one in data["derived"]),
             faults=tuple(data["faults"]),

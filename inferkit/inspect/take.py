@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from inferkit.config.automatic import with_automatic
 from inferkit.config.check import Checked, Checker
+from inferkit.config.choices import find_choosers
 from inferkit.config.cluster_roles import CLUSTER, INSTANCES
 from inferkit.config.leaves import flat, unresolved
 from inferkit.config.origins import Origin, find_origins
@@ -52,6 +53,7 @@ def take_snapshot(overrides: Sequence[str], space: ConfigSpace, *, title: str = 
         title=title or " ".join(overrides) or "defaults",
         role=composed.role,
         choices=_choices(composition.hydra.runtime.choices),
+        choosers=find_choosers(space, composition.used),
         leaves={key: Leaf(value=v, origins=origins.get(key, ())) for key, v in values.items()},
         derived=_derived(overrides, checked, checker),
         faults=tuple(map(str, checked.faults)),

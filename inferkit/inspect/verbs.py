@@ -46,4 +46,8 @@ VERBS: Mapping[str, Verb] = {
         text="check a configuration and show what it comes to, without running it",
         module="inferkit.inspect.check",
     ),
+    "explain": Verb(
+        text="show where values come from, whom they overrode, and what follows from them",
+        module="inferkit.inspect.explain",
+    ),
 }

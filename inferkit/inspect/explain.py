@@ -1,0 +1,124 @@
+"""The verb `explain`: what a key is, who has set it, and what follows from it."""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from inferkit.config.arguments import Arguments, UsageError
+from inferkit.config.faults import did_you_mean
+from inferkit.config.keys import similar_keys
+from inferkit.config.provenance import RESOLVED_FILE
+from inferkit.core.exit_codes import EXIT_OK
+from inferkit.inspect.explain_text import explain_all, explain_some
+from inferkit.inspect.recorded import file_snapshot, run_snapshot
+from inferkit.inspect.snapshot import Snapshot
+from inferkit.inspect.take import NO_MODEL_FILES, take_snapshot
+
+USAGE = """\
+Usage: inferkit explain [KEY ...] [KEY=VALUE ...] [--format text|json]
+       inferkit explain DIR|FILE [KEY ...] [--format text|json]
+
+Shows where values come from: who set each one (the schema, a file and its line, the command
+line), whom it has overridden, what automatic values became, and what follows from them with the
+formula. Without a KEY everything is shown. Nothing is started.
+
+  KEY     a key (scheduler.batch_size), a node or group (parallel), or a derived value
+          (rank.weight_bytes, groups.moe_ep_group)
+  DIR     a run directory: what that run has recorded
+  FILE    a YAML file with keys, such as the config.resolved.yaml of a run
+
+  inferkit explain scheduler.max_new_tokens +role=decode
+  inferkit explain parallel model=qwen3_235b_a22b parallel=dp8tp2
+  inferkit explain rank.weight_bytes +experiment=qwen3_8b_tp2
+
+Exit code: 0 = shown (also of a configuration that cannot run, whose faults are shown too), 2 = an
+unknown KEY, or a folder or file that is no configuration."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def run(arguments: Arguments) -> int:
+    """Print what is asked for.
+
+    Raises:
+        UsageError, ConfigError: there is no such key, folder or file.
+    """
+    if arguments.is_multirun:
+        raise UsageError("explain shows one configuration, not a sweep; leave -m out")
+    words = list(arguments.overrides)
+    keys = [word for word in words if _is_key(word)]
+    overrides = [word for word in words if not _is_key(word)]
+    source = keys.pop(0) if keys and words[0] == keys[0] and _is_place(keys[0]) else ""
+    if source and overrides:
+        raise UsageError(
+            f"{source} is as it was recorded, so {overrides[0]} cannot change it; leave one out"
+        )
+    space = arguments.space()
+    if source:
+        path = Path(source)
+        snapshot = (file_snapshot if path.is_file() else run_snapshot)(path, space)
+    else:
+        snapshot = take_snapshot(overrides, space)
+    found = select(snapshot, keys) if keys else snapshot
+    if arguments.options.format == "json":
+        print(json.dumps(found.to_json(), indent=2, ensure_ascii=False, default=str))
+    else:
+        print(explain_some(snapshot, keys) if keys else explain_all(snapshot))
+    return EXIT_OK
+
+
+def _is_key(word: str) -> bool:
+    return "=" not in word and not word.startswith("~")
+
+
+def _is_place(word: str) -> bool:
+    """Whether it names a folder or file, and no key."""
+    path = Path(word)
+    is_path = "/" in word or word.startswith(".") or path.suffix in (".yaml", ".yml")
+    return is_path or (path / RESOLVED_FILE).is_file()
+
+
+def select(snapshot: Snapshot, keys: Sequence[str]) -> Snapshot:
+    """The leaves, groups and derived values that `keys` name, or nodes above them.
+
+    Raises:
+        UsageError: there is no such key.
+    """
+    unknown = [key for key in keys if not _names(snapshot, key)]
+    if unknown:
+        raise UsageError("\n".join(_unknown(snapshot, key) for key in unknown))
+    names = {name for key in keys for name in _names(snapshot, key)}
+    return replace(
+        snapshot,
+        choices={group: one for group, one in snapshot.choices.items() if group in names},
+        choosers={group: one for group, one in snapshot.choosers.items() if group in names},
+        leaves={key: leaf for key, leaf in snapshot.leaves.items() if key in names},
+        derived=tuple(one for one in snapshot.derived if one.name in names),
+    )
+
+
+def _names(snapshot: Snapshot, key: str) -> list[str]:
+    """Everything of that name, or below it."""
+    return [name for name in _all_names(snapshot) if f"{name}.".startswith(f"{key}.")]
+
+
+def _all_names(snapshot: Snapshot) -> Iterator[str]:
+    yield from snapshot.choices
+    yield from snapshot.leaves
+    yield from (one.name for one in snapshot.derived)
+
+
+def _unknown(snapshot: Snapshot, key: str) -> str:
+    names = list(dict.fromkeys(_all_names(snapshot)))
+    nodes = [name.rpartition(".")[0] for name in names if "." in name]
+    near = similar_keys(key, list(dict.fromkeys([*names, *nodes])))
+    advice = did_you_mean(" or ".join(near)) if near else "; `inferkit explain` shows all of them"
+    if not near and snapshot.faults:
+        advice += "; derived values are known only of a configuration that can run"
+    elif not near and NO_MODEL_FILES in snapshot.notes:
+        advice += f"; {NO_MODEL_FILES}"
+    return f"{key}: there is no such key, group or derived value{advice}"
