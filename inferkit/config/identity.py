@@ -112,18 +112,21 @@ def digest(value: Any) -> str:
 
 
 def without_places(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested values without those of LEFT_OUT; of a list of addresses its length stays."""
+    """Nested values without those of LEFT_OUT; of a list of addresses its length stays.
+
+    Keys that are not there (of an older version) are no error.
+    """
     kept = json.loads(json.dumps(values))
     for key in LEFT_OUT:
         *nodes, name = key.split(".")
         node = kept
         for part in nodes:
-            node = node[part]
-        value = node.pop(name)
+            node = node.get(part, {})
+        value = node.pop(name, None)
         if isinstance(value, list):
             node[name] = len(value)
-    for name in CLUSTER_WORDS:
-        kept["cluster"][name] = _counting_words(kept["cluster"][name])
+    cluster = kept.get("cluster", {})
+    cluster |= {name: _counting_words(cluster[name]) for name in CLUSTER_WORDS if name in cluster}
     return dict(kept)
 
 

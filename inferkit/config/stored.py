@@ -3,7 +3,6 @@
 What runs is the file: no option of conf/ is looked at.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,6 @@ from inferkit.core.errors import ConfigError
 
 SCHEDULERS: tuple[type[SchedulerConfig], ...] = (SchedulerConfig, DecodeSchedulerConfig)
 """Schemas of the node `scheduler`; the first that knows all its keys is taken."""
-HIDDEN = re.compile(r"<secret (\w+)>")
-"""What is recorded in place of a secret that came from a variable of this name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +37,7 @@ class StoredConfig:
 def read_stored(file: Path) -> StoredConfig:
     """Read a file that holds all keys of a configuration; nothing is checked beyond its types.
 
-    A secret, which the file has only the name of, is taken from its environment variable again.
+    A secret is written as `${oc.env:NAME}`: it is taken from that variable again.
 
     Raises:
         ConfigError: the file cannot be read, or is no YAML of nested keys.
@@ -100,15 +97,6 @@ def _fill(node: DictConfig, values: Mapping[Any, Any], prefix: str) -> Iterator[
             yield from _fill(node[name], value, f"{key}.")
         else:
             try:
-                node[name] = _with_secrets(value)
+                node[name] = value
             except OmegaConfBaseException as error:
                 yield "misfit", f"{key}={value}: {str(error).splitlines()[0]}"
-
-
-def _with_secrets(value: Any) -> Any:
-    """`<secret NAME>` becomes `${oc.env:NAME}`, also within lists and dictionaries."""
-    if isinstance(value, dict):
-        return {key: _with_secrets(child) for key, child in value.items()}
-    if isinstance(value, list):
-        return [_with_secrets(child) for child in value]
-    return HIDDEN.sub(r"${oc.env:\1}", value) if isinstance(value, str) else value

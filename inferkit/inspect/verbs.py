@@ -46,6 +46,10 @@ VERBS: Mapping[str, Verb] = {
         text="check a configuration and show what it comes to, without running it",
         module="inferkit.inspect.check",
     ),
+    "replay": Verb(
+        text="run what a folder has recorded again, and compare the tokens",
+        module="inferkit.inspect.replay",
+    ),
     "explain": Verb(
         text="show where values come from, whom they overrode, and what follows from them",
         module="inferkit.inspect.explain",

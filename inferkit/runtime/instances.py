@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from inferkit.config.schema import InferenceConfig, ParallelConfig
 from inferkit.core.errors import ConfigError
 from inferkit.core.place import LOOPBACK
-from inferkit.runtime.place import NODE_RANK, Node, local_addresses
+from inferkit.runtime.place import NODE_RANK, Node, find_node, local_addresses
 
 LISTS: Mapping[str, str] = {"prefill": "disagg.prefill_ips", "decode": "disagg.decode_ips"}
 """Role -> the list that holds the addresses of its nodes."""
@@ -53,6 +53,17 @@ def num_nodes_of(parallel: ParallelConfig) -> int:
             f"parallel.devices_per_node={per_node} ranks; choose a multiple of it"
         )
     return max(1, world_size // per_node)
+
+
+def find_node_rank(config: InferenceConfig) -> int:
+    """Of this machine among the nodes of a run, or of its instance; 0 = the first, or the only one.
+
+    Raises:
+        ConfigError: it is none of them.
+    """
+    if config.role is not None:
+        return find_instance(config).node.node_rank
+    return find_node(config.parallel).node_rank
 
 
 def leaders(ips: Sequence[str], num_nodes: int, *, key: str) -> list[str]:

@@ -64,7 +64,7 @@ def test_a_secret_is_taken_from_its_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = plain(load_config([]))
-    values["scheduler"]["params"] = {"headers": [{"token": "Bearer <secret MY_TOKEN>"}]}
+    values["scheduler"]["params"] = {"headers": [{"token": "Bearer ${oc.env:MY_TOKEN}"}]}
     stored = read_stored(write(tmp_path / "x.yaml", values))
 
     monkeypatch.setenv("MY_TOKEN", "abc")
