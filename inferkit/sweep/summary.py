@@ -6,7 +6,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -37,6 +37,7 @@ from inferkit.sweep.table import (
 )
 
 SUMMARY_FILE = "summary.csv"
+NO_PICTURES = "no pictures: install the extra inferkit[plots]"
 MAX_TITLE_VALUE_LEN = 40
 """Characters; longer values that all cells share lose their end in the title."""
 
@@ -94,8 +95,12 @@ class Summary:
         print_summary(self, console)
 
 
-def summarise(sweep_dir: Path) -> Summary:
-    """Read the results of all cells, and write summary.csv and the pictures into `sweep_dir`."""
+def summarise(sweep_dir: Path, *, draws: bool = True) -> Summary:
+    """Read the results of all cells, and write summary.csv and the pictures into `sweep_dir`.
+
+    Args:
+        draws: false leaves the pictures as they are.
+    """
     cells = read_outcomes(sweep_dir)
     config = next((cell.config for cell in cells if cell.config), {})
     node = read_sweep(sweep_dir).get("sweep") or config.get("sweep") or {}
@@ -109,7 +114,24 @@ def summarise(sweep_dir: Path) -> Summary:
         limits=limits,
     )
     write_text(sweep_dir / SUMMARY_FILE, csv_text(summary))
-    return summary
+    return _with_pictures(summary) if draws else summary
+
+
+def _with_pictures(summary: Summary) -> Summary:
+    try:
+        from inferkit.sweep.plots import draw_pictures
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        return replace(summary, note=NO_PICTURES)
+    pictures = draw_pictures(
+        summary.cells,
+        summary.axes,
+        objective=summary.objective,
+        limits=summary.limits,
+        folder=summary.sweep_dir,
+    )
+    return replace(summary, pictures=tuple(pictures))
 
 
 def csv_text(summary: Summary) -> str:
