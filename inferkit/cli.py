@@ -10,28 +10,26 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict, read_write
 
 from inferkit.config.arguments import Arguments, UsageError, parse_arguments, program_name
 from inferkit.config.check import Checked
 from inferkit.config.compose import to_inference_config
-from inferkit.config.faults import closest, did_you_mean
+from inferkit.config.faults import closest, did_you_mean, key_of
 from inferkit.config.help import help_text
 from inferkit.config.preflight import Verdict, check_composition, preflight
 from inferkit.config.recorded import origins_of_job
-from inferkit.config.run_folder import RUNS, SWEEPS, make_run_folder
-from inferkit.config.space import CONFIG_NAME, VERSION_BASE, ConfigSpace
+from inferkit.config.run_folder import RUNS, make_run_folder
+from inferkit.config.space import ConfigSpace
 from inferkit.core.errors import ConfigError, InferkitError
 from inferkit.core.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REFUSED
 from inferkit.core.place import RankPlace
@@ -46,14 +44,16 @@ from inferkit.runtime.launched import (
 from inferkit.runtime.logs import log_to_file
 from inferkit.runtime.meeting import meeting
 from inferkit.runtime.place import common_facts, find_node
-from inferkit.sweep.cells import OK, JobResult, print_table
+from inferkit.sweep.cells import OK
+from inferkit.sweep.hydra_main import call_hydra, hydra_words
 from inferkit.sweep.job import Job
+from inferkit.sweep.start import start_sweep
 
 logger = logging.getLogger(__name__)
 
 LOG_LEVEL = "INFERKIT_LOG_LEVEL"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-RUN_DIR = "hydra.run.dir="
+RUN_DIR = "hydra.run.dir"
 
 
 def main() -> None:
@@ -114,7 +114,11 @@ def run(argv: Sequence[str]) -> int:
     if not verdict.is_good:
         _tell(verdict.message)
         return EXIT_REFUSED
-    return _run_hydra(arguments, verdict)
+    try:
+        return start_sweep(arguments, verdict) if verdict.is_multirun else _run(arguments, verdict)
+    except (HydraException, ConfigError) as error:
+        _tell(f"inferkit: {error}")
+        return EXIT_REFUSED
 
 
 def _verb(argv: Sequence[str]) -> str | None:
@@ -140,43 +144,38 @@ def _show(arguments: Arguments, argv: Sequence[str]) -> int:
         if not verdict.is_good:
             _tell(verdict.message)
             return EXIT_REFUSED
-    words = argv if arguments.shows == "shell_completion" else _hydra_words(arguments)
+    words = argv if arguments.shows == "shell_completion" else hydra_words(arguments)
     # Hydra shows through logging, which turns a closed pipe (`| head`) into tracebacks.
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
-        _call_hydra(lambda cfg: None, arguments, words)
+        call_hydra(lambda cfg: None, arguments, words)
     finally:
         signal.signal(signal.SIGPIPE, before)
     return EXIT_OK
 
 
-def _hydra_words(arguments: Arguments, *extra: str) -> list[str]:
-    return [*arguments.flags, *arguments.overrides, *extra]
+def _run(arguments: Arguments, verdict: Verdict) -> int:
+    """Run one job, in a folder that is its alone.
 
-
-def _run_hydra(arguments: Arguments, verdict: Verdict) -> int:
-    """Run one job, or every cell of a sweep, in a folder that is theirs alone."""
-    try:
-        node_rank = max(_node_rank(checked) for checked in verdict.checked)
-    except ConfigError as error:
-        _tell(f"inferkit: {error}")
-        return EXIT_REFUSED
-    key, base = ("hydra.sweep.dir", SWEEPS) if verdict.is_multirun else ("hydra.run.dir", RUNS)
+    Raises:
+        ConfigError: there can be no such folder, or this machine is no node of the run.
+    """
+    node_rank = _node_rank(verdict.checked[0])
     extra = []
-    if not any(text.lstrip("+").startswith(f"{key}=") for text in arguments.overrides):
+    if not _has_run_dir(arguments):
         try:
-            folder = make_run_folder(base, datetime.now())
+            extra.append(f"{RUN_DIR}={make_run_folder(RUNS, datetime.now())}")
         except OSError as error:
-            _tell(f"inferkit: cannot make a run folder: {error}; set {key}=/a/writable/folder")
-            return EXIT_REFUSED
-        extra.append(f"{key}={folder}")
-    jobs = Jobs(command=str(arguments.command(program_name())), node_rank=node_rank)
-    _call_hydra(jobs.run_job, arguments, _hydra_words(arguments, *extra))
-    if verdict.is_multirun and jobs.results:
-        print_table(jobs.results, jobs.sweep_dir)
-    is_complete = len(jobs.results) == max(1, len(verdict.cells))
-    is_ok = is_complete and all(result.status == OK for result in jobs.results)
-    return EXIT_OK if is_ok else EXIT_FAILED
+            raise ConfigError(
+                f"cannot make a run folder: {error}; set {RUN_DIR}=/a/writable/folder"
+            ) from error
+    job = HydraJob(command=str(arguments.command(program_name())), node_rank=node_rank)
+    call_hydra(job.run, arguments, hydra_words(arguments, *extra))
+    return EXIT_OK if job.is_ok else EXIT_FAILED
+
+
+def _has_run_dir(arguments: Arguments) -> bool:
+    return any(key_of(text) == RUN_DIR for text in arguments.overrides)
 
 
 def _node_rank(checked: Checked) -> int:
@@ -203,12 +202,12 @@ def _run_as_rank(arguments: Arguments, verdict: Verdict, launched: Launched) -> 
         return EXIT_REFUSED
     cfg = copy.deepcopy(arguments.space().compose(arguments.overrides))
     HydraConfig.instance().set_config(cfg)
-    is_given = any(text.lstrip("+").startswith(RUN_DIR) for text in arguments.overrides)
+    is_given = _has_run_dir(arguments)
 
     def make_run_dir() -> Path:
         return Path(cfg.hydra.run.dir) if is_given else make_run_folder(RUNS, datetime.now())
 
-    jobs = Jobs(command=str(arguments.command(program_name())))
+    job = HydraJob(command=str(arguments.command(program_name())))
     config = verdict.checked[0].config
     assert config is not None, "a good verdict has a configuration"
     try:
@@ -220,7 +219,7 @@ def _run_as_rank(arguments: Arguments, verdict: Verdict, launched: Launched) -> 
             is_served=launched.is_served,
             attempt=launched.attempt,
         ) as met:
-            run_dir, jobs.place, rank = met.run_dir, met.place, launched.rank
+            run_dir, job.place, rank = met.run_dir, met.place, launched.rank
             assert run_dir is not None, "rank 0 makes one"
             run_dir.mkdir(parents=True, exist_ok=True)
             log_to_file(run_dir / f"rank{rank}.log", rank=rank, level=_log_level())
@@ -228,8 +227,8 @@ def _run_as_rank(arguments: Arguments, verdict: Verdict, launched: Launched) -> 
                 cfg.hydra.runtime.output_dir = str(run_dir)
                 HydraConfig.instance().set_config(cfg)
                 del cfg["hydra"]
-            jobs.run_job(cfg)
-            met.has_finished = jobs.results[-1].status == OK
+            job.run(cfg)
+            met.has_finished = job.is_ok
     except (InferkitError, OSError) as error:
         _tell(f"inferkit: {error}")
         return EXIT_FAILED
@@ -253,61 +252,36 @@ def _unfit_to_join(arguments: Arguments, verdict: Verdict, launched: Launched) -
     return ""
 
 
-def _call_hydra(
-    task: Callable[[DictConfig], Any], arguments: Arguments, words: Sequence[str]
-) -> None:
-    """Call Hydra's own main with `words` as its command line."""
-
-    @hydra.main(
-        version_base=VERSION_BASE,
-        config_path=str(arguments.conf_dir),
-        config_name=arguments.config_name or CONFIG_NAME,
-    )
-    def entry(cfg: DictConfig) -> Any:
-        return task(cfg)
-
-    before = sys.argv
-    sys.argv = [before[0], *words]
-    try:
-        entry()
-    finally:
-        sys.argv = before
-
-
 @dataclass(kw_only=True)
-class Jobs:
-    """Runs jobs and keeps how they ended; a failing job never ends the others, a signal does."""
+class HydraJob:
+    """A single run under Hydra; keeps how it ended."""
 
     command: str
-    """What the user typed; recorded with every job."""
+    """What the user typed; recorded."""
     place: RankPlace | None = None
     """Of this process, where it is a rank itself."""
     node_rank: int = 0
     """Other nodes than the first keep their files apart: the folder may be shared."""
-    results: list[JobResult] = field(default_factory=list)
-    sweep_dir: Path = Path(".")
+    is_ok: bool = False
 
-    def run_job(self, cfg: DictConfig) -> dict[str, Any] | None:
+    def run(self, cfg: DictConfig) -> dict[str, Any]:
         """Hydra's task function. Failures are told and stored, not raised."""
         hydra_cfg = HydraConfig.get()
         run_dir = Path(hydra_cfg.runtime.output_dir)
         if self.node_rank:
             run_dir = run_dir / f"node{self.node_rank}"
-        is_cell = hydra_cfg.mode == RunMode.MULTIRUN
-        self.sweep_dir = Path(hydra_cfg.sweep.dir)
         if hydra_cfg.verbose is False:
             logging.getLogger().setLevel(_log_level())
         job = Job(
             run_dir=run_dir,
             command=self.command,
             overrides=tuple(hydra_cfg.overrides.task),
-            number=int(hydra_cfg.job.num) if is_cell else 0,
             place=self.place,
             facts={"choices": dict(hydra_cfg.runtime.choices)},
             origins=origins_of_job(hydra_cfg),
         )
         result = job.run(lambda: to_inference_config(cfg))
-        self.results.append(result)
+        self.is_ok = result.status == OK
         return result.metrics
 
 

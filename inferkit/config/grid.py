@@ -1,6 +1,7 @@
 """The cells of a sweep, numbered as Hydra's basic sweeper numbers them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.errors import HydraException
@@ -8,6 +9,12 @@ from hydra.errors import HydraException
 from inferkit.config.faults import Cell, Fault, Fix, key_of
 from inferkit.config.overrides import syntax_fault
 from inferkit.config.space import ConfigSpace
+
+SWEEP = "sweep"
+"""Node and group of what concerns a sweep as a whole."""
+LOADED_ROLES = ("serve", "cluster")
+"""Roles that are benchmarked as cells of a sweep: with a load on them they come to an end."""
+RUNNER, LOAD = "runner", "load"
 
 
 def expand(
@@ -26,11 +33,19 @@ def expand(
             faults.append(fault)
             continue
         override = space.parse(text)
-        if not override.is_hydra_override():
+        key = override.key_or_group
+        if override.is_sweep_override() and (
+            override.is_hydra_override() or key.partition(".")[0] == SWEEP
+        ):
+            own = "Hydra's own settings are" if override.is_hydra_override() else "it is"
+            problem = f"{own} the same in every cell; give one value"
+            fix = None
+            if override.is_discrete_sweep():
+                first = next(override.sweep_string_iterator())
+                fix = Fix(add=(f"{override.get_key_element()}={first}",))
+            faults.append(Fault(key=key, given=text, problem=problem, fix=fix))
+        elif not override.is_hydra_override():
             parsed.append(override)
-        elif override.is_sweep_override():
-            problem = "Hydra's own settings are the same in every cell; give one value"
-            faults.append(Fault(key=override.key_or_group, given=text, problem=problem))
     if faults:
         return [], faults
     try:
@@ -41,6 +56,18 @@ def expand(
         problem = "has no single values; name them (0.5,0.9), or give a range(1,5)"
         return [], [Fault(key=key_of(text), given=text, problem=problem) for text in texts]
     return [Cell(number=n, overrides=tuple(row)) for n, row in enumerate(rows)], []
+
+
+def with_load(space: ConfigSpace, cell: Cell) -> Cell:
+    """The cell; where it is a role that would serve without an end, with a load on it.
+
+    A runner of the user's choice stays.
+    """
+    words = {key_of(text): text.partition("=")[2] for text in cell.overrides}
+    has_runner = any(key.partition(".")[0] == RUNNER for key in words)
+    if words.get("role") not in LOADED_ROLES or has_runner or LOAD not in space.options(RUNNER):
+        return cell
+    return replace(cell, overrides=(*cell.overrides, f"{RUNNER}={LOAD}"))
 
 
 def narrowed(

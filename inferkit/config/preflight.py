@@ -1,7 +1,7 @@
 """The check before anything is started: all faults of a command at once, and one that works."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,8 +19,8 @@ from inferkit.config.faults import (
     render_cells,
     shared_faults,
 )
-from inferkit.config.grid import expand, narrowed
-from inferkit.config.overrides import compose_checked, syntax_fault
+from inferkit.config.grid import expand, narrowed, with_load
+from inferkit.config.overrides import Composition, compose_checked, syntax_fault
 from inferkit.config.run_folder import folder_problem
 from inferkit.config.schema import InferenceConfig
 from inferkit.config.space import ConfigSpace
@@ -31,6 +31,8 @@ ROUTER = "router"
 """A role without ranks."""
 CHECK = "check"
 """The verb that runs nothing."""
+SERVING = "inferkit.online."
+"""Runners that end only when they are told to."""
 MAX_RANKS_PER_NODE = 80
 """So many ranks a command starts on one node: the system hands a new process 256 descriptors at a
 time, of which each rank takes three."""
@@ -52,6 +54,16 @@ class Verdict:
     is_multirun: bool = False
     checked: tuple[Checked, ...] = ()
     """Outcome of the run, or of every cell."""
+    invalid: Mapping[int, tuple[Fault, ...]] = field(default_factory=dict)
+    """Cells that are left out (sweep.skip_invalid) -> why."""
+
+    @property
+    def notice(self) -> str:
+        """What to print before the others start: the cells that are left out; may be empty."""
+        if not self.invalid:
+            return ""
+        title = f"inferkit: {len(self.invalid)} of {len(self.cells)} cells cannot run and are left "
+        return render_cells(self.cells, self.invalid, title=title + "out (sweep.skip_invalid=true)")
 
     @property
     def is_good(self) -> bool:
@@ -66,6 +78,7 @@ class _Sweep:
     faults: list[Fault] = field(default_factory=list)
     """Faults of the command as a whole."""
     checked: dict[int, Checked] = field(default_factory=dict)
+    skips_invalid: bool = False
 
     @property
     def by_cell(self) -> dict[int, list[Fault]]:
@@ -104,7 +117,7 @@ def _preflight_sweep(command: Command, checker: Checker) -> Verdict:
         works, is_example = _corrected(command, sweep.faults, checker)
         message = render(sweep.faults, works=works, is_example=is_example)
         return Verdict(message=message, is_multirun=True)
-    roles = {cell.number: _role(sweep.checked[cell.number]) for cell in sweep.cells}
+    roles = {cell.number: _endless_role(sweep.checked[cell.number]) for cell in sweep.cells}
     served = [cell for cell in sweep.cells if roles[cell.number]]
     if served:
         return Verdict(
@@ -112,12 +125,13 @@ def _preflight_sweep(command: Command, checker: Checker) -> Verdict:
         )
     bad = sweep.by_cell
     warnings = tuple(dict.fromkeys(w for found in sweep.checked.values() for w in found.warnings))
-    if not bad:
+    if not bad or (sweep.skips_invalid and len(bad) < len(sweep.cells)):
         return Verdict(
             warnings=warnings,
             cells=tuple(sweep.cells),
             is_multirun=True,
-            checked=tuple(sweep.checked.values()),
+            checked=tuple(sweep.checked[cell.number] for cell in sweep.cells),
+            invalid={number: tuple(faults) for number, faults in bad.items()},
         )
     works = _corrected_sweep(command, sweep, checker)
     if len(sweep.cells) == 1:
@@ -127,8 +141,12 @@ def _preflight_sweep(command: Command, checker: Checker) -> Verdict:
     return Verdict(message=message, is_multirun=True)
 
 
-def _role(checked: Checked) -> str:
-    return checked.config.role or "" if checked.config is not None else ""
+def _endless_role(checked: Checked) -> str:
+    """The role of a cell that serves until it is stopped; empty where it ends by itself."""
+    config = checked.config
+    if config is None or not config.runner._target_.startswith(SERVING):
+        return ""
+    return config.role or ""
 
 
 def _role_in_sweep(command: Command, cell: Cell, role: str) -> str:
@@ -176,12 +194,17 @@ def _is_multirun(command: Command, space: ConfigSpace) -> bool:
 
 def _hydra(command: Command, space: ConfigSpace) -> DictConfig:
     """Hydra's own part, without the axes of a sweep."""
+    return _common(command, space).hydra
+
+
+def _common(command: Command, space: ConfigSpace) -> Composition:
+    """The configuration without the axes of a sweep."""
     fixed = [
         text
         for text in command.overrides
         if syntax_fault(space, text) is None and not space.parse(text).is_sweep_override()
     ]
-    return compose_checked(space, fixed).hydra
+    return compose_checked(space, fixed)
 
 
 def _folder_faults(command: Command, space: ConfigSpace, key: str) -> list[Fault]:
@@ -199,7 +222,7 @@ def _folder_faults(command: Command, space: ConfigSpace, key: str) -> list[Fault
 
 def _check_sweep(command: Command, checker: Checker) -> _Sweep:
     space = checker.space
-    hydra = _hydra(command, space)
+    common = _common(command, space)
     own = [
         text
         for text in command.overrides
@@ -209,11 +232,15 @@ def _check_sweep(command: Command, checker: Checker) -> _Sweep:
     ]
     faults = list(compose_checked(space, own).faults)
     faults += _folder_faults(command, space, "hydra.sweep.dir")
-    params = OmegaConf.select(hydra, "sweeper.params") or {}
+    params = OmegaConf.select(common.hydra, "sweeper.params") or {}
     cells, found = expand(space, command.overrides, {str(k): str(v) for k, v in params.items()})
-    sweep = _Sweep(cells=cells, faults=[*faults, *found])
+    sweep = _Sweep(
+        cells=[with_load(space, cell) for cell in cells],
+        faults=[*faults, *found],
+        skips_invalid=OmegaConf.select(common.cfg, "sweep.skip_invalid") is True,
+    )
     if not sweep.faults:
-        for cell in cells:
+        for cell in sweep.cells:
             sweep.checked[cell.number] = _check(cell.overrides, checker)
     return sweep
 

@@ -14,7 +14,6 @@ from inferkit.config.schema import (
     InferenceConfig,
     LoadConfig,
     RouterConfig,
-    SweepConfig,
 )
 
 OFFLINE_RUNNER: Final = "inferkit.offline.runner.OfflineRunner"
@@ -176,14 +175,11 @@ def _unused(cfg: InferenceConfig, findings: Findings) -> None:
         ("router", cfg.router, RouterConfig()),
         ("cluster", cfg.cluster, ClusterConfig()),
         ("load", cfg.load, LoadConfig()),
-        ("sweep", cfg.sweep, SweepConfig()),
     )
     for name, node, default in nodes:
         problem = f"has no effect {where}"
         if name == "load":
             problem = "has no effect: this version has no load benchmark"
-        elif name == "sweep":
-            problem = "has no effect: every cell runs and is listed"
         for key, value, _ in differences(name, node, default):
             if key not in read:
                 findings.refuse(key, value, problem, drop=True)

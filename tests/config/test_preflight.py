@@ -334,3 +334,32 @@ def test_a_broken_option_file_is_named(tmp_path: Path) -> None:
     # Whoever does not choose it is not bothered.
     assert run(space, "parallel=tp1").is_good
     assert "broken YAML" in on_one_line(run(space, "model=broken"))
+
+
+def test_cells_with_faults_may_be_left_out(space: ConfigSpace) -> None:
+    words = ["-m", "sweep.skip_invalid=true", *TINY, "kv_cache.block_size=16,0", "data.limit=1,2"]
+
+    verdict = run(space, *words)
+
+    assert verdict.is_good
+    assert [cell.number for cell in verdict.cells] == [0, 1, 2, 3]
+    assert [checked.config is not None for checked in verdict.checked] == [True, True, False, False]
+    assert list(verdict.invalid) == [2, 3]
+    assert verdict.notice.startswith(
+        "inferkit: 2 of 4 cells cannot run and are left out (sweep.skip_invalid=true)\n\n"
+        "  cell #2 [kv_cache.block_size=0 data.limit=1]\n"
+        "  cell #3 [kv_cache.block_size=0 data.limit=2]\n"
+    )
+
+
+def test_a_sweep_of_which_no_cell_can_run_is_refused(space: ConfigSpace) -> None:
+    words = ["-m", "sweep.skip_invalid=true", *TINY, "kv_cache.block_size=-1,0"]
+
+    assert "2 of 2 cells cannot run; nothing was started" in run(space, *words).message
+
+
+def test_what_concerns_the_whole_sweep_has_one_value(space: ConfigSpace) -> None:
+    verdict = run(space, "-m", *TINY, "sweep.on_failure=stop,continue", "data.limit=1,2")
+
+    assert "it is the same in every cell; give one value" in on_one_line(verdict)
+    assert suggestion(verdict) == ["-m", *TINY, "sweep.on_failure=stop", "data.limit=1,2"]

@@ -170,10 +170,6 @@ def test_dataset_and_its_path(tmp_path: Path) -> None:
             "load.rate=2.5: has no effect: this version has no load benchmark",
         ),
         (
-            {"sweep__skip_invalid": True},
-            "sweep.skip_invalid=true: has no effect: every cell runs and is listed",
-        ),
-        (
             {"kv_cache__host_bytes": 5},
             "kv_cache.host_bytes=5: has no effect: only a decode role keeps retracted requests "
             "in host memory",

@@ -67,7 +67,7 @@ class Supervisor:
             WorkerError: a child was given up; the others have ended too. Holds its last error.
             SystemExit, KeyboardInterrupt: a second signal ended all at once.
         """
-        with _collected(self._signals):
+        with collected(self._signals):
             try:
                 while not self._is_over():
                     self._wait()
@@ -191,7 +191,7 @@ class Supervisor:
 
 
 @contextlib.contextmanager
-def _collected(received: list[int]) -> Iterator[None]:
+def collected(received: list[int]) -> Iterator[None]:
     """Signals that ask for the end are collected; those that are ignored (nohup) stay so."""
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():

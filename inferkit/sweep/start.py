@@ -1,0 +1,124 @@
+"""From the words of a sweep to its end: checked, run, summed up."""
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from inferkit.config.arguments import Arguments, parse_arguments, program_name
+from inferkit.config.faults import Command, Fix, key_of
+from inferkit.config.preflight import Verdict, preflight
+from inferkit.config.run_folder import SWEEPS, make_run_folder
+from inferkit.config.schema import OnFailure
+from inferkit.core.errors import ConfigError
+from inferkit.core.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REFUSED
+from inferkit.runtime.place import find_node
+from inferkit.sweep.hydra_cells import HydraCell, is_driven_by_plugin
+from inferkit.sweep.hydra_main import call_hydra, hydra_words
+from inferkit.sweep.loop import new_record, run_sweep
+from inferkit.sweep.plan import SWEEP_DIR, compose_multirun, plan_cells, quoted, sweep_dir_of
+from inferkit.sweep.record import read_record
+from inferkit.sweep.summary import summarise
+
+
+def start_sweep(arguments: Arguments, verdict: Verdict) -> int:
+    """Run the cells of a sweep that has passed its checks, and sum up; returns the exit code.
+
+    Raises:
+        ConfigError: the folder of the sweep cannot be used, or this machine is no node of it.
+    """
+    configs = [checked.config for checked in verdict.checked if checked.config is not None]
+    node_rank = max((find_node(config.parallel).node_rank for config in configs), default=0)
+    for warning in verdict.warnings:
+        _tell(f"warning: {warning}")
+    if verdict.notice:
+        _tell(verdict.notice)
+    cfg = compose_multirun(arguments, None if _is_given(arguments) else _own_folder())
+    if is_driven_by_plugin(cfg):
+        return _drive_by_plugin(arguments, verdict, cfg)
+    sweep = run_sweep(arguments, verdict, cfg, node_rank=node_rank)
+    code = _summed_up(sweep.sweep_dir) if node_rank == 0 else _code(sweep.num_bad == 0)
+    for number in sweep.signals:
+        return EXIT_INTERRUPTED if number == signal.SIGINT else 128 + number
+    return code
+
+
+def resume_sweep(sweep_dir: Path, more: Sequence[str] = (), flags: Sequence[str] = ()) -> int:
+    """Run what is missing of a sweep; returns the exit code.
+
+    Args:
+        more: overrides, each in the place of one with the same key.
+        flags: beside those of the sweep.
+
+    Raises:
+        ConfigError: `sweep_dir` is not that of a sweep.
+    """
+    record, sweep_dir = read_record(sweep_dir), sweep_dir.absolute()
+    words = Command(overrides=record.overrides).fixed(Fix(add=(text,)) for text in more).overrides
+    if Path(record.cwd).is_dir():
+        os.chdir(record.cwd)
+    else:
+        _tell(f"warning: {record.cwd} is gone, where the sweep was started; paths are of here")
+    folder = f"{SWEEP_DIR}={quoted(str(sweep_dir))}"
+    arguments = parse_arguments([*record.flags, *flags, *words, folder])
+    _tell(f"inferkit: {shlex.join(['resuming:', *arguments.flags, *words])}")
+    verdict = preflight(arguments.command(program_name()), arguments.space())
+    if not verdict.is_good:
+        _tell(verdict.message)
+        return EXIT_REFUSED
+    return start_sweep(arguments, verdict)
+
+
+def _is_given(arguments: Arguments) -> bool:
+    return any(key_of(text) == SWEEP_DIR for text in arguments.overrides)
+
+
+def _own_folder() -> Path:
+    try:
+        return make_run_folder(SWEEPS, datetime.now())
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make a run folder: {error}; set {SWEEP_DIR}=/a/writable/folder"
+        ) from error
+
+
+def _drive_by_plugin(arguments: Arguments, verdict: Verdict, cfg: DictConfig) -> int:
+    """Let Hydra's main drive, and sum up whatever comes of it; returns the exit code."""
+    sweep_dir = sweep_dir_of(cfg)
+    if OmegaConf.select(cfg, "sweep.on_failure") is OnFailure.stop:
+        _tell(
+            "warning: sweep.on_failure=stop: has no effect with a launcher or sweeper plugin, "
+            "which decides by itself what it starts"
+        )
+    cells = plan_cells(arguments, verdict, cfg, sweep_dir) if verdict.cells else []
+    new_record(arguments, cells, sweep_dir).write(sweep_dir)
+    _tell(f"inferkit: sweep in {sweep_dir}")
+    words = [] if _is_given(arguments) else [f"{SWEEP_DIR}={quoted(str(sweep_dir))}"]
+    end: BaseException | None = None
+    try:
+        call_hydra(HydraCell(arguments=arguments), arguments, hydra_words(arguments, *words))
+    except (SystemExit, KeyboardInterrupt) as error:  # a signal, or the plugin gave up
+        end = error
+    code = _summed_up(sweep_dir)
+    if end is not None:
+        raise end
+    return code
+
+
+def _summed_up(sweep_dir: Path) -> int:
+    summary = summarise(sweep_dir)
+    summary.print()
+    return _code(summary.num_failed == 0)
+
+
+def _code(is_ok: bool) -> int:
+    return EXIT_OK if is_ok else EXIT_FAILED
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr)
