@@ -3,13 +3,17 @@
 import importlib
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from inferkit.config.schema import TargetConfig
 from inferkit.config.targets import OWN_PREFIX, is_allowed
-from inferkit.core.errors import ConfigError
+from inferkit.core.error_place import is_raised_by_inferkit, told_with_place
+from inferkit.core.errors import ComponentError, ConfigError, InferkitError
+from inferkit.core.secrets import revealed
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +50,7 @@ def build(node: TargetConfig, *, allowed_targets: Sequence[str], key: str, **run
 
     Raises:
         ConfigError: the target is not allowed, does not exist or does not take these keywords.
-        Exception: what the component itself raised, with its own traceback and a note of `key`.
+        ComponentError: the component itself raised something.
     """
     target = get_target(node._target_, allowed_targets=allowed_targets, key=f"{key}._target_")
     values = node_keywords(node)
@@ -58,7 +62,7 @@ def build(node: TargetConfig, *, allowed_targets: Sequence[str], key: str, **run
         )
     given = sorted(set(values) & set(runtime))
     assert not given, f"{key}: {given} are configuration, they cannot be runtime arguments too"
-    keywords = values | node.params | runtime
+    keywords = revealed(values | node.params) | runtime
     try:
         inspect.signature(target).bind(**keywords)
     except TypeError as error:
@@ -67,11 +71,40 @@ def build(node: TargetConfig, *, allowed_targets: Sequence[str], key: str, **run
             f"{', '.join(sorted(keywords)) or 'no argument'}"
         ) from None
     logger.debug("build key=%s target=%s", key, node._target_)
-    try:
-        return target(**keywords)
-    except Exception as error:
-        error.add_note(f"while building {key} ({node._target_})")
-        raise
+    return guarded(target, name=node._target_, key=f"{key}._target_")(**keywords)
+
+
+def guarded(target: Callable[..., Any], *, name: str, key: str) -> Callable[..., Any]:
+    """`target`, with what it raises told as an error of the component that `key` names.
+
+    Errors that inferkit raises for its users are told as they are.
+    """
+
+    def call(*args: Any, **keywords: Any) -> Any:
+        try:
+            return target(*args, **keywords)
+        except Exception as error:
+            if isinstance(error, InferkitError) and is_raised_by_inferkit(error):
+                raise
+            raise component_error(error, "built", name=name, key=key) from error
+
+    return call
+
+
+def component_error(error: Exception, done: str, *, name: str, key: str) -> ComponentError:
+    """What to tell of a component that failed while it was `done` (imported, built)."""
+    text = told_with_place(error, inside=_code_of(name))
+    return ComponentError(f"{key}={name} failed while it was {done}: {text}")
+
+
+def _code_of(name: str) -> Path | None:
+    """The folder of a target's top-level package, or its module's file."""
+    module = sys.modules.get(name.partition(".")[0])
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return None
+    path = Path(file).resolve()
+    return path.parent if path.name == "__init__.py" else path
 
 
 def node_keywords(node: TargetConfig) -> dict[str, Any]:
@@ -84,21 +117,18 @@ def get_target(name: str, *, allowed_targets: Sequence[str], key: str) -> Any:
 
     Raises:
         ConfigError: it lies outside the allowed prefixes, or does not exist.
-        Exception: what its module raised when imported, with a note of `key`.
+        ComponentError: its module raised something when it was imported.
     """
     if not is_allowed(name, allowed_targets):
         raise ConfigError(f"{key}={name} {not_allowed(name, allowed_targets)}")
     module_name, _, attribute = name.rpartition(".")
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
-            raise ConfigError(f"{key}={name} cannot be found: {error}") from None
-        error.add_note(f"while importing {key} ({name})")
-        raise
     except Exception as error:
-        error.add_note(f"while importing {key} ({name})")
-        raise
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{module_name}.".startswith(f"{missing}."):
+            raise ConfigError(f"{key}={name} cannot be found: {error}") from None
+        raise component_error(error, "imported", name=name, key=key) from error
     if not hasattr(module, attribute):
         raise ConfigError(f"{key}={name} cannot be found: {module_name} has no {attribute}")
     return getattr(module, attribute)

@@ -42,7 +42,8 @@ class Fault:
     """Keys whose own faults make this one meaningless."""
 
     def __str__(self) -> str:
-        return f"{self.given or self.key}: {self.problem}"
+        told = _without_secrets(self)
+        return f"{told.given or told.key}: {told.problem}"
 
 
 def show(value: Any) -> str:

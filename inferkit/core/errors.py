@@ -2,6 +2,8 @@
 
     InferkitError
       ConfigError        a configuration that cannot run: key, value, what is allowed, what to do
+        AddressError     a port or an address that this machine does not give
+      ComponentError     a component that the configuration names failed while it was built
       ModelLoadError     model files that are absent, incomplete or of another shape
       RequestError       one request that cannot be served; the engine goes on
       KVCacheError       broken block accounting: a programmer error that must stop the run
@@ -17,6 +19,27 @@ class InferkitError(Exception):
 
 class ConfigError(InferkitError, ValueError):
     """A configuration that cannot run."""
+
+
+class AddressError(ConfigError):
+    """A port or an address cannot be used here.
+
+    Attributes:
+        key: of the port.
+        fix: an override with which the same command works; empty = none is known.
+    """
+
+    def __init__(self, text: str, *, key: str, fix: str = "") -> None:
+        super().__init__(text)
+        self.key = key
+        self.fix = fix
+
+
+class ComponentError(InferkitError, RuntimeError):
+    """A component that the configuration names failed while it was imported or built.
+
+    The message tells the key, what the component raised, and its own file and line.
+    """
 
 
 class ModelLoadError(InferkitError, ValueError):

@@ -4,10 +4,11 @@ Another revision of inferkit hands its own over as JSON (`inferkit explain --for
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from inferkit.config.origins import Origin as Origin
+from inferkit.core.secrets import hide, shown, shown_override, without_typed
 
 SNAPSHOT_VERSION = 1
 
@@ -20,6 +21,14 @@ class Leaf:
     """As it runs: interpolations and automatic values resolved. Plain JSON."""
     origins: tuple[Origin, ...] = ()
     """All who set it, the last one won. Empty = not known (a YAML file by itself)."""
+
+
+def _shown_leaf(key: str, leaf: Leaf) -> Leaf:
+    origins = tuple(
+        replace(origin, value=shown(key, origin.value), text=shown_override(origin.text))
+        for origin in leaf.origins
+    )
+    return Leaf(value=shown(key, leaf.value), origins=origins)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +68,12 @@ class Snapshot:
     """What could not be found out, and why."""
     metrics: Mapping[str, Any] | None = None
     """metrics.json of a run directory."""
+
+    def __post_init__(self) -> None:
+        """Secrets never get into a snapshot, whatever it was taken from."""
+        shown_leaves = {key: _shown_leaf(key, leaf) for key, leaf in self.leaves.items()}
+        object.__setattr__(self, "leaves", shown_leaves)
+        object.__setattr__(self, "title", hide(without_typed(self.title)))
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with the version of this layout."""

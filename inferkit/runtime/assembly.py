@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from inferkit.config.build import build, get_target
+from inferkit.config.build import build, get_target, guarded
 from inferkit.config.model_files import arch_of, check_architecture, check_user_arch
 from inferkit.config.model_rules import require_model
 from inferkit.config.schema import DisaggMode, InferenceConfig
@@ -18,6 +18,7 @@ from inferkit.core.errors import ConfigError
 from inferkit.core.parallel_layout import ParallelLayout
 from inferkit.core.place import RankPlace
 from inferkit.core.protocols import Clock
+from inferkit.core.secrets import revealed
 from inferkit.engine.execution_engine import ExecutionEngine
 from inferkit.engine.model_worker import ModelWorker
 from inferkit.engine.profiler import NullProfiler, Profiler
@@ -123,7 +124,11 @@ def assemble(
     model_class = get_target(config.model._target_, allowed_targets=targets, key="model._target_")
     worker = ModelWorker(
         platform=platform,
-        make_model=partial(model_class, arch, **config.model.custom_params),
+        make_model=partial(
+            guarded(model_class, name=config.model._target_, key="model._target_"),
+            arch,
+            **revealed(config.model.custom_params),
+        ),
         dtype=getattr(torch, config.model.dtype.value),
         block_size=config.kv_cache.block_size,
         loader=loader,

@@ -1,7 +1,58 @@
-"""Logging: of rank processes, which inherit no handlers, and of libraries."""
+"""Logging: of rank processes, which inherit no handlers, and of libraries; without secrets."""
 
+import io
 import logging
+import sys
 from pathlib import Path
+from typing import TextIO
+
+from inferkit.core.secrets import hide
+
+
+class HidingFormatter(logging.Formatter):
+    """What `inner` makes of a record, its traceback too, with secrets hidden."""
+
+    def __init__(self, inner: logging.Formatter) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def format(self, record: logging.LogRecord) -> str:
+        return hide(self.inner.format(record))
+
+
+def hide_in_logs() -> None:
+    """Have the handlers that are there now hide secrets."""
+    for handler in logging.getLogger().handlers:
+        if not isinstance(handler.formatter, HidingFormatter):
+            handler.setFormatter(HidingFormatter(handler.formatter or logging.Formatter()))
+
+
+class HidingStream(io.TextIOBase):
+    """A text stream that writes to `inner` with secrets hidden."""
+
+    def __init__(self, inner: TextIO) -> None:
+        self.inner = inner
+
+    def write(self, text: str) -> int:
+        self.inner.write(hide(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self.inner.flush()
+
+    def fileno(self) -> int:
+        return self.inner.fileno()
+
+    def isatty(self) -> bool:
+        return self.inner.isatty()
+
+    def writable(self) -> bool:
+        return True
+
+
+def hide_in_output() -> None:
+    """Have what this process prints hide secrets too: it goes into files of the run directory."""
+    sys.stdout, sys.stderr = HidingStream(sys.stdout), HidingStream(sys.stderr)
 
 
 def log_to_file(path: Path, *, rank: int, level: str) -> None:
@@ -12,6 +63,7 @@ def log_to_file(path: Path, *, rank: int, level: str) -> None:
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
+    hide_in_logs()
     root.setLevel(level)
     quiet_libraries()
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from inferkit.core.errors import InferkitError, WorkerError
+from inferkit.core.error_place import shown_path, told_with_place
+from inferkit.core.errors import ComponentError, InferkitError, WorkerError
 
 PEER_GRACE_S = 3.0
 """A rank that fails because another is gone stays so long: the other's end is to be seen first."""
@@ -28,18 +29,23 @@ def is_peer_loss(error: BaseException) -> bool:
     """Whether an error only says that another rank is gone."""
     if isinstance(error, PeerLostError):
         return True
+    if isinstance(error, ComponentError) and error.__cause__ is not None:
+        return is_peer_loss(error.__cause__)
     return isinstance(error, RuntimeError) and PEER_LOSS.search(str(error)) is not None
 
 
 def error_event(error: Exception) -> dict[str, Any]:
     """What a rank reports of its failure."""
+    is_lost, is_user_error = is_peer_loss(error), isinstance(error, InferkitError)
+    # What only says that another rank is gone is nothing to look at.
+    has_traceback = not is_lost and not (is_user_error and not isinstance(error, ComponentError))
+    is_plain = is_lost or is_user_error
     return {
         "event": "error",
-        "message": str(error) or type(error).__name__,
-        "type": type(error).__name__,
-        "is_user_error": isinstance(error, InferkitError),
-        "is_peer_loss": is_peer_loss(error),
-        "traceback": "".join(traceback.format_exception(error)),
+        "message": str(error) or type(error).__name__ if is_plain else told_with_place(error),
+        "is_user_error": is_user_error,
+        "is_peer_loss": is_lost,
+        "traceback": "".join(traceback.format_exception(error)) if has_traceback else "",
     }
 
 
@@ -83,7 +89,10 @@ def _distance(event: Mapping[str, Any]) -> int:
 def worker_error(
     rank: int, event: Mapping[str, Any], *, is_alone: bool, log_dir: Path
 ) -> WorkerError:
-    """A rank's failure as it is told: a user's error by its message alone."""
+    """A rank's failure as it is told: its message, and where its traceback is, if there is one.
+
+    The error has the traceback in a note, for the log of this process.
+    """
     if event["is_peer_loss"] and not event["is_user_error"]:
         detail = event["message"].splitlines()[0]
         return WorkerError(
@@ -92,9 +101,23 @@ def worker_error(
             f"the output of this node's ranks is under {log_dir})"
         )
     prefix = "" if is_alone or event["is_peer_loss"] else f"rank {rank}: "
-    if event["is_user_error"]:
+    if not event["traceback"]:
         return WorkerError(f"{prefix}{event['message']}")
-    return WorkerError(f"{prefix}{event['type']}: {event['message']}\n{event['traceback']}")
+    log = _log_of(rank, log_dir)
+    error = WorkerError(f"{prefix}{event['message']}\n  {where_traceback(log)}")
+    error.add_note(f"rank {rank}:\n{event['traceback']}")
+    return error
+
+
+def where_traceback(log: Path) -> str:
+    """The line that tells where more is."""
+    return f"the whole traceback is in {shown_path(str(log))}"
+
+
+def _log_of(rank: int, log_dir: Path) -> Path:
+    """What a rank has logged; before it begins a log, that goes to its standard error."""
+    places = [folder / f"rank{rank}.log" for folder in (log_dir, log_dir.parent)]
+    return next((place for place in places if place.exists()), log_dir / f"rank{rank}.stderr.log")
 
 
 def _how_it_ended(exitcode: int) -> str:

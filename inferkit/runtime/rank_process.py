@@ -12,6 +12,7 @@ from multiprocessing import connection
 from multiprocessing.connection import Connection
 from typing import Any
 
+from inferkit.runtime.logs import hide_in_output
 from inferkit.runtime.rank_errors import PEER_GRACE_S, error_event, is_peer_loss
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ def run_rank(
         if other != rank:
             sender.close()
     channel = senders[rank]
+    hide_in_output()
     try:
         pkgutil.resolve_name(entrypoint)(*args, channel=channel)
     except Exception as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 from inferkit.config.faults import Cell, varying_overrides
 from inferkit.config.provenance import write_json
+from inferkit.core.errors import AddressError
 
 RESULT_FILE = "result.json"
 OK, FAILED, INTERRUPTED = "ok", "failed", "interrupted"
@@ -39,7 +40,10 @@ class JobResult:
             self,
             status=FAILED,
             error=text.splitlines()[0],
-            traceback="".join(traceback.format_exception(error)),
+            # Nothing in the code is to blame for a port that is taken.
+            traceback=None
+            if isinstance(error, AddressError)
+            else "".join(traceback.format_exception(error)),
         )
 
     def interrupted(self, error: KeyboardInterrupt | SystemExit) -> "JobResult":

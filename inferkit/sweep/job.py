@@ -6,6 +6,7 @@ Knows no Hydra: whoever has a configuration can run it.
 import logging
 import os
 import secrets
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,17 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from inferkit.config.build import build
+from inferkit.config.faults import key_of, shell_quote
 from inferkit.config.identity import CODE_FILE, RunKeys, code_files
 from inferkit.config.origins import Origins
 from inferkit.config.provenance import write_json, write_run
 from inferkit.config.recorded import write_origins
 from inferkit.config.schema import InferenceConfig
-from inferkit.core.errors import InferkitError
+from inferkit.config.secrets import hide_secrets_of
+from inferkit.core.error_place import told_with_place
+from inferkit.core.errors import AddressError, ComponentError, InferkitError
 from inferkit.core.place import RankPlace
 from inferkit.core.sampling_params import MAX_SEED
-from inferkit.runtime.logs import quiet_libraries
-from inferkit.runtime.rank_errors import PeerLostError
-from inferkit.sweep.cells import OK, JobResult
+from inferkit.core.secrets import hide
+from inferkit.runtime.logs import hide_in_logs, quiet_libraries
+from inferkit.runtime.rank_errors import PeerLostError, where_traceback
+from inferkit.sweep.cells import OK, RESULT_FILE, JobResult
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +63,7 @@ class Job:
             KeyboardInterrupt, SystemExit: a signal came; the result says so.
         """
         quiet_libraries()
+        hide_in_logs()
         result = JobResult(number=self.number, overrides=self.overrides)
         start_s = time.monotonic()
         try:
@@ -75,6 +81,7 @@ class Job:
         return result
 
     def _run(self, config: InferenceConfig) -> dict[str, Any] | None:
+        hide_secrets_of(config)
         if not self._is_other_rank:
             config = with_run_seed(config)
             identity = RunKeys().facts(config)
@@ -98,12 +105,15 @@ class Job:
         return metrics
 
     def _tell(self, error: Exception) -> None:
-        """The terminal shows the message of an error that is for users; logs show all of it."""
-        if not isinstance(error, InferkitError):
-            logger.error("job failed", exc_info=error)
-            return
+        """The terminal shows what the user can act upon; logs show all of it."""
+        text = str(error) if isinstance(error, InferkitError) else told_with_place(error)
+        if isinstance(error, AddressError) and error.fix:
+            text += f"\nthis works:\n  {with_override(self.command, error.fix)}"
+        elif isinstance(error, ComponentError) or not isinstance(error, InferkitError):
+            log = log_file() or self.run_dir / RESULT_FILE
+            text += f"\n  {where_traceback(log)}"
         if not (isinstance(error, PeerLostError) and self._is_other_rank):
-            print(f"inferkit: {error}", file=sys.stderr)
+            print(f"inferkit: {hide(text)}", file=sys.stderr)
         _log_to_files("job failed", error)
 
 
@@ -116,8 +126,24 @@ def with_run_seed(config: InferenceConfig) -> InferenceConfig:
     return replace(config, data=replace(data, run_seed=secrets.randbelow(MAX_SEED)))
 
 
+def with_override(command: str, override: str) -> str:
+    """A command line with an override in place of the one of its key."""
+    words = [word for word in shlex.split(command) if key_of(word) != key_of(override)]
+    return " ".join(map(shell_quote, [*words, override]))
+
+
+def log_file() -> Path | None:
+    """Where this process logs to; None = to no file."""
+    handlers = logging.getLogger().handlers
+    files = [handler for handler in handlers if isinstance(handler, logging.FileHandler)]
+    return Path(files[0].baseFilename) if files else None
+
+
 def _log_to_files(message: str, error: Exception) -> None:
-    details = (type(error), error, error.__traceback__)
+    if isinstance(error, AddressError):
+        message, details = f"{message}: {error}", None
+    else:
+        details = (type(error), error, error.__traceback__)
     record = logger.makeRecord(logger.name, logging.ERROR, __file__, 0, message, (), details)
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.FileHandler):

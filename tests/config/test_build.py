@@ -1,6 +1,5 @@
 import ast
 import importlib.util
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,8 @@ import pytest
 
 from inferkit.config.build import RUNTIME_KEYWORDS, build, get_target, runtime_keywords
 from inferkit.config.schema import SchedulerConfig, TargetConfig
-from inferkit.core.errors import ConfigError
+from inferkit.core.errors import ComponentError, ConfigError
+from inferkit.core.secrets import SecretText
 
 PARTS = """
 class Part:
@@ -93,29 +93,72 @@ def test_params_may_not_set_what_is_given_otherwise(
         build(node, allowed_targets=["taken_pkg"], key="part", clock=None)
 
 
-def test_a_failing_constructor_keeps_its_traceback_and_gets_the_key(
+def test_a_failing_constructor_is_told_with_key_and_place(
     make_package: Callable[..., None],
 ) -> None:
     make_package("failing_pkg", parts=PARTS)
     node = TargetConfig(_target_="failing_pkg.parts.Broken")
 
-    with pytest.raises(RuntimeError, match="the part's own failure") as caught:
+    with pytest.raises(ComponentError) as caught:
         build(node, allowed_targets=["failing_pkg"], key="part")
 
-    text = "".join(traceback.format_exception(caught.value))
-    assert "parts.py" in text
-    assert "while building part (failing_pkg.parts.Broken)" in text
+    first, second = str(caught.value).splitlines()
+    assert first == (
+        "part._target_=failing_pkg.parts.Broken failed while it was built: "
+        "RuntimeError: the part's own failure"
+    )
+    line = PARTS.splitlines().index('        raise RuntimeError("the part\'s own failure")') + 1
+    assert second.endswith(f"failing_pkg/parts.py:{line} in __init__")
+    assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-def test_a_module_that_fails_to_import_keeps_its_traceback(
+def test_a_module_that_fails_to_import_is_told_with_key_and_place(
     make_package: Callable[..., None],
 ) -> None:
     make_package("import_pkg", parts="import a_package_that_is_not_there")
 
-    with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there") as caught:
+    with pytest.raises(ComponentError) as caught:
         get_target("import_pkg.parts.Part", allowed_targets=["import_pkg"], key="part._target_")
 
-    assert caught.value.__notes__ == ["while importing part._target_ (import_pkg.parts.Part)"]
+    first, second = str(caught.value).splitlines()
+    assert first == (
+        "part._target_=import_pkg.parts.Part failed while it was imported: "
+        "ModuleNotFoundError: No module named 'a_package_that_is_not_there'"
+    )
+    assert second.endswith("import_pkg/parts.py:1")
+
+
+def test_an_error_of_inferkit_s_own_for_users_stays_what_it_is(
+    make_package: Callable[..., None],
+) -> None:
+    parts = """
+    from inferkit.config.build import get_target
+    class Part:
+        def __init__(self, *, own=False):
+            get_target("inferkit.nowhere.Part", allowed_targets=[], key="inner")
+    class Own:
+        def __init__(self):
+            from inferkit.core.errors import ConfigError
+            raise ConfigError("window=0 is out of range")
+    """
+    make_package("own_errors_pkg", parts=parts)
+    allowed = ["own_errors_pkg"]
+
+    with pytest.raises(ConfigError, match=r"^inner=inferkit\.nowhere\.Part cannot be found"):
+        build(TargetConfig(_target_="own_errors_pkg.parts.Part"), allowed_targets=allowed, key="p")
+    with pytest.raises(ComponentError, match=r"ConfigError: window=0.*\n  at .*parts.py:9"):
+        build(TargetConfig(_target_="own_errors_pkg.parts.Own"), allowed_targets=allowed, key="p")
+
+
+def test_a_component_gets_its_secrets_as_plain_texts(make_package: Callable[..., None]) -> None:
+    make_package("secret_pkg", parts=PARTS)
+    secret = SecretText("hush", "${oc.env:API_KEY}")
+    node = TargetConfig(_target_="secret_pkg.parts.Part", params={"keys": [secret], "key": secret})
+
+    part = build(node, allowed_targets=["secret_pkg"], key="part")
+
+    assert part.kwargs == {"keys": ["hush"], "key": "hush"}
+    assert type(part.kwargs["key"]) is str and type(part.kwargs["keys"][0]) is str
 
 
 def test_own_components_are_built() -> None:

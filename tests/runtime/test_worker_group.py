@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -172,10 +173,15 @@ def test_among_several_ranks_an_error_names_its_rank(tmp_path):
         run("fail_as_user", {0: (), 1: ()}, tmp_path)
 
 
-def test_another_error_comes_with_its_traceback(tmp_path):
-    with pytest.raises(WorkerError, match="ZeroDivisionError: one over nothing") as caught:
+def test_another_error_comes_with_its_place_and_the_log_of_its_traceback(tmp_path):
+    with pytest.raises(WorkerError) as caught:
         run("fail_as_programmer", {0: ()}, tmp_path)
-    assert "worker_entrypoints.py" in str(caught.value)
+    first, second, third = str(caught.value).splitlines()
+    assert first == "ZeroDivisionError: one over nothing"
+    assert re.search(r"^  at \S*worker_entrypoints\.py:\d+ in fail_as_programmer$", second)
+    log = re.fullmatch(r"  the whole traceback is in (\S+)", third)[1]
+    assert "Traceback" in Path(log).read_text()
+    assert "Traceback" in caught.value.__notes__[0]  # for the log of this process
 
 
 def test_an_entrypoint_that_cannot_be_imported_is_an_error(tmp_path):
