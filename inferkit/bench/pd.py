@@ -6,7 +6,7 @@
 `+role=serve` and `+role=cluster` run side by side with equal overrides and get equal streams of
 requests, in turn, so that a busy minute hits both. Times are those of the client: from the moment
 it sends a request to the first token of the answer, with router.first_token=decode only after the
-hand-off. Prompts differ from their first word on, so no prefix cache helps. One thread computes in
+hand-off. Prompts differ from their first token on, so no prefix cache helps. One thread computes in
 every process, unless an override gives platform.num_threads: the roles of a cluster share the
 cores of a host, and the hand-off is what is to be measured.
 
@@ -19,20 +19,13 @@ stdout is one JSON object.
 """
 
 import argparse
+import asyncio
 import contextlib
-import http.client
-import itertools
 import json
-import random
-import re
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,17 +33,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from inferkit.bench.load.client import LoadClient, Outcome
+from inferkit.bench.load.service import Service, started
+from inferkit.bench.load.workload import make_requests
 from inferkit.config.compose import load_config
-from inferkit.core.errors import InferkitError
+from inferkit.core.errors import InferkitError, RequestError
 
-WORDS = ("river", "stone", "cloud", "light", "house", "green", "seven", "north")
 ROLES = {"serve": "disagg.http_port=0", "cluster": "router.port=0"}
 """What is compared -> the override that makes it choose a free port."""
 ONE_THREAD = "platform.num_threads"
-READY = re.compile(r"^inferkit: ready at http://(\S+)", re.MULTILINE)
 MS = ("serve_ms", "cluster_ms", "added_ms", "added_best_ms")
 START_LIMIT_S = 600.0
-END_LIMIT_S = 120.0
 REQUEST_LIMIT_S = 300.0
 
 
@@ -72,26 +65,10 @@ def main() -> None:
     try:
         for role, port in ROLES.items():
             load_config([f"+role={role}", port, *overrides])
+        with tempfile.TemporaryDirectory(prefix="inferkit-pd-") as folder:
+            rounds = asyncio.run(_rounds(Path(folder), overrides, args, console))
     except InferkitError as error:
         sys.exit(f"inferkit: {error}")
-    rounds: dict[str, list[list[Times]]] = {role: [] for role in ROLES}
-    prompts = _prompts(args.prompt_len)
-    with (
-        tempfile.TemporaryDirectory(prefix="inferkit-pd-") as folder,
-        contextlib.ExitStack() as stack,
-    ):
-        addresses = {}
-        for role, port in ROLES.items():
-            console.print(f"starts +role={role}")
-            words = [f"+role={role}", port, *overrides]
-            addresses[role] = stack.enter_context(_started(Path(folder) / role, words))
-        for number in range(args.rounds + 1):
-            # The first one makes connections and fills caches; it does not count.
-            console.print(f"round {number}/{args.rounds}" if number else "warms up")
-            for role, address in addresses.items():
-                times = _load(address, prompts, args)
-                if number:
-                    rounds[role].append(times)
     report = {
         "workload": {
             "rounds": args.rounds,
@@ -105,6 +82,55 @@ def main() -> None:
     }
     console.print(_table(report))
     print(json.dumps(report))
+
+
+async def _rounds(
+    folder: Path, overrides: Sequence[str], args: argparse.Namespace, console: Console
+) -> dict[str, list[list[Times]]]:
+    """Role -> rounds, each with the times of its requests.
+
+    Raises:
+        InferkitError: a service could not be started, or a request failed.
+    """
+    rounds: dict[str, list[list[Times]]] = {role: [] for role in ROLES}
+    async with contextlib.AsyncExitStack() as stack:
+        services: dict[str, tuple[Service, LoadClient]] = {}
+        for role, port in ROLES.items():
+            console.print(f"starts +role={role}")
+            service = await stack.enter_async_context(
+                started(
+                    [f"+role={role}", port, *overrides],
+                    run_dir=folder / role,
+                    log=folder / f"{role}.log",
+                    tell=lambda text: None,
+                    start_limit_s=START_LIMIT_S,
+                )
+            )
+            client = LoadClient(service.url, timeout_s=REQUEST_LIMIT_S)
+            services[role] = service, await stack.enter_async_context(client)
+        vocab_size = await services["serve"][1].vocab_size()
+        for number in range(args.rounds + 1):
+            # The first one makes connections and fills caches; it does not count.
+            console.print(f"round {number}/{args.rounds}" if number else "warms up")
+            for turn, (role, (service, client)) in enumerate(services.items()):
+                requests = make_requests(
+                    args.requests,
+                    prompt_len=args.prompt_len,
+                    output_len=args.output_len,
+                    vocab_size=vocab_size,
+                    seed=(number * len(ROLES) + turn) * args.requests,
+                )
+                work = client.put(requests, concurrency=args.concurrency)
+                times = [_times_of(outcome, role) for outcome in await service.during(work)]
+                if number:
+                    rounds[role].append(times)
+    return rounds
+
+
+def _times_of(outcome: Outcome, role: str) -> Times:
+    if not outcome.is_ok or outcome.ttft_s is None:
+        raise RequestError(f"+role={role} fails: {outcome.error}")
+    return Times(ttft_s=outcome.ttft_s, tpot_s=outcome.tpot_s or 0.0)
 
 
 def summary(serve: Sequence[Sequence[Times]], cluster: Sequence[Sequence[Times]]) -> dict[str, Any]:
@@ -141,7 +167,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=_at_least_one, default=5)
     parser.add_argument("--requests", type=_at_least_one, default=8, help="of each round")
     parser.add_argument("--concurrency", type=_at_least_one, default=1, help="at the same time")
-    parser.add_argument("--prompt-len", type=_at_least_one, default=64, help="words of a prompt")
+    parser.add_argument("--prompt-len", type=_at_least_one, default=64, help="tokens of a prompt")
     parser.add_argument("--output-len", type=_at_least_one, default=8, help="tokens of an answer")
     parser.add_argument("overrides", nargs="*", help="configuration overrides of both")
     return parser.parse_args(argv)
@@ -152,80 +178,6 @@ def _at_least_one(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is out of range; allowed is >= 1")
     return number
-
-
-def _prompts(num_words: int) -> Iterator[str]:
-    """Prompts without a common beginning."""
-    rng = random.Random(0)
-    for number in itertools.count():
-        words = rng.choices(WORDS, k=num_words)
-        yield " ".join([f"{number}", *words[1:]])
-
-
-@contextlib.contextmanager
-def _started(folder: Path, words: Sequence[str]) -> Iterator[str]:
-    """Yields `host:port` once requests are taken."""
-    folder.mkdir()
-    output = folder / "output.txt"
-    command = [sys.executable, "-m", "inferkit", *words, f"hydra.run.dir={folder / 'run'}"]
-    with output.open("w") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-    try:
-        end_s = time.monotonic() + START_LIMIT_S
-        while (found := READY.search(output.read_text("utf-8"))) is None:
-            if process.poll() is not None or time.monotonic() > end_s:
-                sys.exit(f"{words[0]} is not ready:\n{output.read_text('utf-8')}")
-            time.sleep(0.1)
-        yield found[1]
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(END_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _load(address: str, prompts: Iterator[str], args: argparse.Namespace) -> list[Times]:
-    """One round: the times of its requests."""
-    bodies = [
-        {
-            "prompt": next(prompts),
-            "max_tokens": args.output_len,
-            "ignore_eos": True,
-            "temperature": 0.0,
-            "stream": True,
-        }
-        for _ in range(args.requests)
-    ]
-    with ThreadPoolExecutor(args.concurrency) as pool:
-        return list(pool.map(lambda body: _ask(address, body), bodies))
-
-
-def _ask(address: str, body: dict[str, Any]) -> Times:
-    """Stream one answer."""
-    content = json.dumps(body).encode()
-    with contextlib.closing(http.client.HTTPConnection(address, timeout=REQUEST_LIMIT_S)) as link:
-        link.connect()
-        start_s = time.perf_counter()
-        link.request("POST", "/generate", content, {"Content-Type": "application/json"})
-        answer = link.getresponse()
-        if answer.status != http.HTTPStatus.OK:
-            sys.exit(f"{address} answers {answer.status}: {answer.read().decode()}")
-        arrivals = []
-        for line in answer:
-            if line.startswith(b"data: {"):
-                event = json.loads(line[len(b"data: ") :])
-                if "error" in event:
-                    sys.exit(f"{address} fails: {event['error']['message']}")
-                arrivals += [time.perf_counter()] * len(event["output_ids"])
-    if len(arrivals) != body["max_tokens"]:
-        sys.exit(f"{address} gave {len(arrivals)} tokens instead of {body['max_tokens']}")
-    num_later = len(arrivals) - 1
-    return Times(
-        ttft_s=arrivals[0] - start_s,
-        tpot_s=(arrivals[-1] - arrivals[0]) / num_later if num_later else 0.0,
-    )
 
 
 def _table(report: dict[str, Any]) -> Table:

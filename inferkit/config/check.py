@@ -10,6 +10,7 @@ from inferkit.config.check_cluster import ClusterPlan, RoleOutcome, plan_cluster
 from inferkit.config.cluster_roles import CLUSTER
 from inferkit.config.components import check_components
 from inferkit.config.faults import Fault, Findings
+from inferkit.config.load_rules import check_load_lengths
 from inferkit.config.memory import check_memory
 from inferkit.config.model_files import ModelFiles, read_model_files
 from inferkit.config.model_rules import check_model
@@ -83,6 +84,7 @@ class Checker:
             resolved = resolve_automatic(cfg, context_len=context_len)
             sizes = Findings(warnings=findings.warnings)
             sizes.warnings += files.warnings
+            check_load_lengths(resolved, sizes)
             if files.arch is not None:
                 check_model(resolved, files.arch, sizes)
                 check_memory(

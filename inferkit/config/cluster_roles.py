@@ -17,7 +17,7 @@ from inferkit.core.secrets import recorded
 
 CLUSTER, ROUTER, PREFILL, DECODE = "cluster", "router", "prefill", "decode"
 INSTANCES = (PREFILL, DECODE)
-OWN_NODES = ("cluster", "router", "hydra", "runner", "role")
+OWN_NODES = ("cluster", "router", "hydra", "runner", "role", "load", "sweep")
 """What the command line of a cluster says of these is not passed on to instances."""
 UNREAD_BY_ROUTER = (
     "parallel",
@@ -85,8 +85,8 @@ def role_words(
 
 def _is_passed_on(text: str, role: str) -> bool:
     key = key_of(text)
-    if key in ("role", "hydra.verbose"):
-        return True
+    if key in ("role", "sweep", "hydra.verbose"):
+        return True  # a file of conf/sweep (+sweep=NAME) sets keys of any node
     if role != ROUTER:
         return key.partition(".")[0] not in OWN_NODES
     if key.startswith("router."):

@@ -12,7 +12,6 @@ from inferkit.config.schema import (
     DisaggConfig,
     DisaggMode,
     InferenceConfig,
-    LoadConfig,
     RouterConfig,
 )
 
@@ -174,12 +173,9 @@ def _unused(cfg: InferenceConfig, findings: Findings) -> None:
         ("disagg", cfg.disagg, DisaggConfig()),
         ("router", cfg.router, RouterConfig()),
         ("cluster", cfg.cluster, ClusterConfig()),
-        ("load", cfg.load, LoadConfig()),
     )
     for name, node, default in nodes:
         problem = f"has no effect {where}"
-        if name == "load":
-            problem = "has no effect: this version has no load benchmark"
         for key, value, _ in differences(name, node, default):
             if key not in read:
                 findings.refuse(key, value, problem, drop=True)

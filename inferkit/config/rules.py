@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from inferkit.config.faults import Fault, Findings, Fix, show
+from inferkit.config.load_rules import load
 from inferkit.config.parallel_rules import context_parallel, layout, nodes
 from inferkit.config.resolve import CPU_PLATFORM, resolve_automatic
 from inferkit.config.role_rules import roles
@@ -252,6 +253,7 @@ RULES: tuple[Rule, ...] = (
     batch_buckets,
     dataset,
     roles,
+    load,
     unused_keys,
 )
 

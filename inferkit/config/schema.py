@@ -336,15 +336,21 @@ class ClusterConfig:
 
 @dataclass(kw_only=True)
 class LoadConfig:
-    """The load that a benchmark puts on a service."""
+    """The load that `runner=load` puts on the service of +role=serve or +role=cluster."""
 
     num_requests: int = 64
+    """Requests that are measured; a few more warm the service up."""
     rate: float | None = None
-    """Requests per second (null = as fast as `concurrency` allows)."""
+    """Requests per second, arriving at random times (Poisson), however many are in flight; null =
+    as fast as `concurrency` allows."""
     concurrency: int = 8
+    """Requests in flight where there is no rate; the next one is sent when one ends."""
     prompt_len: int = 128
+    """Tokens of each prompt, drawn at random, so that no two begin alike."""
     output_len: int = 64
+    """Tokens of each answer: an end-of-sequence token does not end it."""
     seed: int = 0
+    """Of prompts, times of arrival, and the sampling of each request."""
 
 
 @dataclass(kw_only=True)

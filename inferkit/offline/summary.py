@@ -76,12 +76,12 @@ def _generation(result: GenerationResult) -> Text:
 
 def _metrics_table(metrics: Mapping[str, Any]) -> Table:
     throughput = (
-        f"{_number(metrics['output_tokens_per_s'])} output tokens/s, "
-        f"{_number(metrics['total_tokens_per_s'])} in all"
+        f"{number(metrics['output_tokens_per_s'])} output tokens/s, "
+        f"{number(metrics['total_tokens_per_s'])} in all"
     )
-    wall_time = f"{_number(metrics['wall_time_s'])} s"
+    wall_time = f"{number(metrics['wall_time_s'])} s"
     if metrics["load_time_s"] is not None:
-        wall_time += f" after {_number(metrics['load_time_s'])} s to load"
+        wall_time += f" after {number(metrics['load_time_s'])} s to load"
     reasons = ", ".join(f"{num} {reason}" for reason, num in metrics["finish_reasons"].items())
     num_prompt, num_output = metrics["num_prompt_tokens"], metrics["num_output_tokens"]
     used, total = metrics["kv_blocks_used_max"], metrics["kv_blocks_total"]
@@ -89,10 +89,10 @@ def _metrics_table(metrics: Mapping[str, Any]) -> Table:
         "requests": f"{metrics['num_requests']} ({reasons})",
         "tokens": f"{num_prompt} prompt, {num_output} output",
         "throughput": throughput,
-        "time to first token": _milliseconds(metrics["ttft_s"]),
-        "time per output token": _milliseconds(metrics["tpot_s"]),
+        "time to first token": milliseconds(metrics["ttft_s"]),
+        "time per output token": milliseconds(metrics["tpot_s"]),
         **{
-            f"{kind} step": _milliseconds(step["step_time_s"])
+            f"{kind} step": milliseconds(step["step_time_s"])
             for kind, step in metrics["steps"].items()
             if step["step_time_s"]["num"]
         },
@@ -107,7 +107,7 @@ def _metrics_table(metrics: Mapping[str, Any]) -> Table:
     if metrics["num_cached_prompt_tokens"]:
         rows["prefix cache"] = f"{metrics['num_cached_prompt_tokens']} prompt tokens"
     if metrics.get("expert_load") and metrics["expert_load"]["imbalance"] is not None:
-        imbalance = _number(metrics["expert_load"]["imbalance"])
+        imbalance = number(metrics["expert_load"]["imbalance"])
         rows["expert load"] = f"at most {imbalance} times the mean of its layer"
     table = Table(title="offline run", title_justify="left", show_header=False)
     for name, value in rows.items():
@@ -130,14 +130,15 @@ def shorten(text: str, max_len: int) -> str:
     return line if len(line) <= max_len else line[: max_len - 3] + "..."
 
 
-def _milliseconds(figures: Mapping[str, Any]) -> str:
+def milliseconds(figures: Mapping[str, Any]) -> str:
+    """`statistics` of times in seconds, as one line."""
     if not figures["num"]:
         return "-"
-    p50, p90, p99 = (_number(figures[name] * 1e3) for name in ("p50", "p90", "p99"))
-    return f"{_number(figures['mean'] * 1e3)} ms mean; p50 {p50}, p90 {p90}, p99 {p99}"
+    p50, p90, p99 = (number(figures[name] * 1e3) for name in ("p50", "p90", "p99"))
+    return f"{number(figures['mean'] * 1e3)} ms mean; p50 {p50}, p90 {p90}, p99 {p99}"
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     """Three significant digits, and no fewer than the integer part has."""
     if value is None:
         return "-"

@@ -78,6 +78,7 @@ def _add_openai_routes(app: FastAPI, service: GenerationService) -> None:
             "owned_by": OWNER,
             "root": model.path or model.name,
             "max_model_len": model.max_model_len,
+            "vocab_size": model.vocab_size,
         }
 
     @app.get("/v1/models")

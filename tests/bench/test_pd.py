@@ -1,4 +1,3 @@
-import itertools
 import json
 import os
 import subprocess
@@ -7,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inferkit.bench.pd import Times, _prompts, summary
+from inferkit.bench.pd import Times, summary
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,12 +40,6 @@ def test_ratios_are_taken_within_a_round():
 def test_answers_of_one_token_have_no_time_between_tokens():
     result = summary([[Times(ttft_s=1, tpot_s=0)]], [[Times(ttft_s=2, tpot_s=0)]])
     assert result["ttft"]["ratio"] == 2 and result["tpot"]["ratio"] is None
-
-
-def test_no_prompt_begins_like_another():
-    prompts = list(itertools.islice(_prompts(8), 50))
-    assert len({prompt.split()[0] for prompt in prompts}) == 50
-    assert all(len(prompt.split()) == 8 for prompt in prompts)
 
 
 def test_an_override_that_does_not_exist_is_one_message():

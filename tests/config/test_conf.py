@@ -166,10 +166,11 @@ OF_ROLES = {
     "runner=online": "serve",
     "runner=router": "router",
     "runner=cluster": "cluster",
+    "runner=load": "serve",
     "scheduler=prefill": "prefill",
     "scheduler=decode": "decode",
 }
-"""Options that go with one role only."""
+"""Options that go with one role, or a few."""
 
 
 @pytest.mark.parametrize("choice", options())

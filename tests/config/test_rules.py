@@ -166,10 +166,6 @@ def test_dataset_and_its_path(tmp_path: Path) -> None:
             "cluster.prefill=2: has no effect without a role",
         ),
         (
-            {"load__rate": 2.5},
-            "load.rate=2.5: has no effect: this version has no load benchmark",
-        ),
-        (
             {"kv_cache__host_bytes": 5},
             "kv_cache.host_bytes=5: has no effect: only a decode role keeps retracted requests "
             "in host memory",

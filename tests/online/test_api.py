@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.online.serving import KV_TOTAL, MAX_MODEL_LEN, run, serving
+from tests.online.serving import KV_TOTAL, MAX_MODEL_LEN, VOCAB_SIZE, run, serving
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -108,6 +108,7 @@ def test_models_are_listed_with_what_benchmarks_read():
             "owned_by": "inferkit",
             "root": "models/echo",
             "max_model_len": MAX_MODEL_LEN,
+            "vocab_size": VOCAB_SIZE,
         }
 
     check(test)

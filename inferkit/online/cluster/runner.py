@@ -132,9 +132,11 @@ def _spec(
     base = run_dir.absolute()
 
     def command(life: int) -> list[str]:
-        folder = _quoted(str(base / _dir_of(name, life)))
+        folder = quoted(str(base / _dir_of(name, life)))
         program = [sys.executable, "-m", "inferkit"]
-        return [*program, *flags, *words, f"hydra.run.dir={folder}"]
+        # A file of conf/sweep would make a sweep of it.
+        own = [f"hydra.run.dir={folder}", "hydra.mode=RUN"]
+        return [*program, *flags, *words, *own]
 
     return ChildSpec(
         name=name,
@@ -150,7 +152,7 @@ def _dir_of(name: str, life: int) -> str:
     return name if life == 1 else f"{name}.{life}"
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """A value that Hydra takes as it is."""
     return "'" + text.replace("'", "\\'") + "'"
 
