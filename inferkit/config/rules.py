@@ -15,6 +15,7 @@ from inferkit.config.parallel_rules import context_parallel, layout, nodes
 from inferkit.config.resolve import CPU_PLATFORM, resolve_automatic
 from inferkit.config.role_rules import roles
 from inferkit.config.schema import DatasetName, InferenceConfig, ParallelConfig
+from inferkit.config.sweep_rules import sweeps
 from inferkit.core.errors import RequestError
 from inferkit.core.sampling_params import SamplingParams
 
@@ -253,6 +254,7 @@ RULES: tuple[Rule, ...] = (
     batch_buckets,
     dataset,
     roles,
+    sweeps,
     load,
     unused_keys,
 )

@@ -106,8 +106,8 @@ def _objective(cfg: InferenceConfig, findings: Findings) -> None:
     elif objective not in METRICS and cfg.runner._target_.startswith(OWN_RUNNERS):
         guess = _meant(objective)
         problem = (
-            f"is no metric of a run that can be better or worse{did_you_mean(guess)}; names are "
-            f"those of metrics.json, such as {TOKENS_PER_S}, ttft_s.p50, tpot_s.p99, {GOODPUT}"
+            "is no metric of a run that can be better or worse; names are those of metrics.json, "
+            f"such as {TOKENS_PER_S}, ttft_s.p50, tpot_s.p99, and {GOODPUT}{did_you_mean(guess)}"
         )
         findings.refuse(key, objective, problem, use=guess or TOKENS_PER_S)
 
@@ -115,8 +115,10 @@ def _objective(cfg: InferenceConfig, findings: Findings) -> None:
 def _meant(objective: str) -> str | None:
     """`ttft` -> `ttft_s.p50`: a group of statistics alone stands for its middle."""
     name = objective.partition(".")[0]
-    groups = {metric.partition(".")[0] for metric in METRICS if metric.endswith(".p50")}
+    groups: set[str] = {metric.partition(".")[0] for metric in METRICS if metric.endswith(".p50")}
     group = closest(name, groups - {"steps"}, cutoff=0.75)
+    if objective in groups:
+        return f"{objective}.p50"
     direct = closest(objective, METRICS, cutoff=0.7)
     if direct is not None and (group is None or direct.startswith(group)):
         return direct
