@@ -1,7 +1,7 @@
 """All checks of one configuration, in order: overrides, structure, rules, components, model."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from omegaconf import DictConfig, OmegaConf
@@ -36,6 +36,8 @@ class Checked:
     """The same before automatic values were resolved, with harmless values where its structure has
     faults."""
     files: ModelFiles = field(default_factory=ModelFiles)
+    roles: "Mapping[str, Checked]" = field(default_factory=dict)
+    """Of a cluster: role -> the check of what it starts in it."""
 
 
 class Checker:
@@ -107,30 +109,30 @@ class Checker:
         self, overrides: Sequence[str], cfg: InferenceConfig, known: Sequence[Fault] = ()
     ) -> ClusterPlan:
         """What a cluster of this command line starts, checked."""
+        return self._plan(overrides, cfg, known)[0]
+
+    def _plan(
+        self, overrides: Sequence[str], cfg: InferenceConfig, known: Sequence[Fault]
+    ) -> tuple[ClusterPlan, dict[str, Checked]]:
+        """A plan, and the outcome of each role's check."""
+        outcomes: dict[tuple[str, ...], Checked] = {}
 
         def check(words: Sequence[str]) -> RoleOutcome:
             composition = compose_checked(self.space, words)
             found = self.check_composed(composition.cfg, composition.faults)
+            outcomes[tuple(words)] = found
             typed = self._typed(composition.cfg)
             config = replace(typed, platform=resolve_platform(typed.platform))
             return found.faults, found.warnings, config
 
-        return plan_cluster(overrides, cfg, check, known=known, is_run=self.is_run)
-
-    def check_roles(self, overrides: Sequence[str], cfg: InferenceConfig) -> dict[str, Checked]:
-        """Role -> the check of what a cluster of this command line starts in it.
-
-        Args:
-            cfg: what the command line itself composes to.
-        """
-        plan = self.plan(overrides, cfg)
-        return {role: self.check_overrides(words) for role, words in plan.words.items()}
+        plan = plan_cluster(overrides, cfg, check, known=known, is_run=self.is_run)
+        return plan, {role: outcomes[tuple(words)] for role, words in plan.words.items()}
 
     def _with_roles(
         self, overrides: Sequence[str], checked: Checked, cfg: InferenceConfig
     ) -> Checked:
         """The check of a cluster with what was found in its roles."""
-        plan = self.plan(overrides, cfg, checked.faults)
+        plan, roles = self._plan(overrides, cfg, checked.faults)
         faults = (*checked.faults, *plan.faults)
         told = _keys(checked.warnings)
         return replace(
@@ -138,6 +140,7 @@ class Checker:
             faults=faults,
             warnings=(*checked.warnings, *(w for w in plan.warnings if w.key not in told)),
             config=None if faults else checked.config,
+            roles=roles,
         )
 
     @staticmethod

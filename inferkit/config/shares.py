@@ -1,9 +1,11 @@
 """What one rank holds of a model: weights, KV cache, heads, experts. Torch-free.
 
 A family's architecture knows its own shares (`num_parameters_of_rank(layout)`,
-`kv_bytes_per_token_of_rank(dtype, layout)`); for one that does not, they are estimated.
+`kv_bytes_per_token_of_rank(dtype, layout)`); for one that does not, they are estimated. It may
+tell the parts of the first (`parameter_parts_of_rank(layout)`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +34,12 @@ class RankShare:
         # Experts lie on all ranks; rather too low than a refusal of what would run.
         num_shares = self.layout.world_size if self.num_experts else self.layout.attn_tp_size
         return -(-int(self.arch.num_parameters) // num_shares)
+
+    @property
+    def parameter_parts(self) -> Mapping[str, int]:
+        """Part of the model -> weights of it; empty where the family does not say."""
+        of_rank = getattr(self.arch, "parameter_parts_of_rank", None)
+        return {} if of_rank is None else dict(of_rank(self.layout))
 
     @property
     def weight_bytes(self) -> int:

@@ -6,13 +6,14 @@ The one source of such numbers for `check`, `explain`, `diff` and reports.
 from collections.abc import Iterator
 from typing import Any
 
-from inferkit.config.memory import cached_len, mib, rank_share
+from inferkit.config.memory import cached_len, rank_share
 from inferkit.config.schema import InferenceConfig
 from inferkit.config.shares import RankShare
 from inferkit.core.cache_spec import DTYPE_BYTES
 from inferkit.core.parallel_layout import HeadLayout, ParallelLayout
 from inferkit.inspect.groups import group_formula, partition_text
 from inferkit.inspect.snapshot import Derived
+from inferkit.inspect.wording import size_text
 
 WITHOUT_RANKS = ("router", "cluster")
 """Roles whose own process starts none."""
@@ -90,6 +91,9 @@ def _heads(share: RankShare) -> Iterator[Derived]:
         formula=f"{_padded('query heads', heads.num_heads, heads.padded_heads)} / "
         f"attn_tp_size = {heads.padded_heads} / {heads.tp_size}",
         unit="heads",
+        text=f"{heads.num_local_heads} of "
+        + _with_padding("query heads", heads.num_heads, heads.padded_heads)
+        + (", the latent of keys and values whole" if share.has_latent else ""),
     )
     if share.has_latent:
         return
@@ -98,6 +102,9 @@ def _heads(share: RankShare) -> Iterator[Derived]:
         value=heads.num_local_kv_heads,
         formula=_kv_heads(heads),
         unit="heads",
+        text=f"{heads.num_local_kv_heads} of "
+        + _with_padding("KV heads", heads.num_kv_heads, heads.padded_kv_heads)
+        + (f", each on {heads.num_replicas} ranks" if heads.num_replicas > 1 else ""),
     )
 
 
@@ -120,6 +127,7 @@ def _experts(share: RankShare) -> Iterator[Derived]:
         formula=f"experts of a layer / moe_ep_size = {share.num_experts} / {layout.moe_ep_size}"
         + part,
         unit="experts",
+        text=f"{share.num_local_experts} of {share.num_experts} in a layer{part}",
     )
 
 
@@ -132,7 +140,7 @@ def _weights(config: InferenceConfig, share: RankShare) -> Iterator[Derived]:
     yield Derived(
         name="rank.parameters",
         value=share.num_parameters,
-        formula="of the rank that holds most, padding included",
+        formula=_parts(share),
         unit="parameters",
     )
     yield Derived(
@@ -141,8 +149,16 @@ def _weights(config: InferenceConfig, share: RankShare) -> Iterator[Derived]:
         formula=f"rank.parameters * bytes of {dtype} = "
         f"{share.num_parameters:,} * {DTYPE_BYTES[dtype]}",
         unit="bytes",
-        text=mib(share.weight_bytes),
+        text=size_text(share.weight_bytes),
     )
+
+
+def _parts(share: RankShare) -> str:
+    """`attention 1,234 + experts 5,678 + ...`."""
+    parts = share.parameter_parts
+    if not parts:
+        return "of the rank that holds most, padding included"
+    return " + ".join(f"{name} {count:,}" for name, count in parts.items() if count)
 
 
 def _kv_cache(config: InferenceConfig, share: RankShare) -> Iterator[Derived]:
@@ -152,7 +168,7 @@ def _kv_cache(config: InferenceConfig, share: RankShare) -> Iterator[Derived]:
     yield Derived(
         name="rank.kv_bytes_per_token",
         value=per_token,
-        formula="over all layers of the rank that holds most",
+        formula=_kv_formula(config, share),
         unit="bytes",
     )
     block_bytes = per_token * block_size
@@ -161,7 +177,7 @@ def _kv_cache(config: InferenceConfig, share: RankShare) -> Iterator[Derived]:
         value=block_bytes,
         formula=f"rank.kv_bytes_per_token * kv_cache.block_size = {per_token:,} * {block_size}",
         unit="bytes",
-        text=mib(block_bytes),
+        text=size_text(block_bytes),
     )
     length = cached_len(config, share.arch)
     if not length:
@@ -192,7 +208,7 @@ def _kv_cache(config: InferenceConfig, share: RankShare) -> Iterator[Derived]:
         value=blocks * block_bytes,
         formula=f"blocks * block_bytes = {blocks} * {block_bytes:,}",
         unit="bytes",
-        text=mib(blocks * block_bytes),
+        text=size_text(blocks * block_bytes),
     )
     at_once, dp_size = min(batch, max(0, blocks - 1) // of_request), config.parallel.attn_dp_size
     yield Derived(
@@ -201,8 +217,27 @@ def _kv_cache(config: InferenceConfig, share: RankShare) -> Iterator[Derived]:
         formula="min(batch_size_per_dp_rank, (blocks - the null block) / blocks_per_request)"
         f" * attn_dp_size = min({batch}, {blocks - 1} / {of_request}) * {dp_size}",
         unit="requests",
-        text=f"{at_once * dp_size} of engine.max_model_len={config.engine.max_model_len} tokens",
     )
+
+
+def _kv_formula(config: InferenceConfig, share: RankShare) -> str:
+    """In the numbers of the architecture, where they explain the value."""
+    arch, heads = share.arch, share.heads
+    size = DTYPE_BYTES[config.model.dtype.value]
+    layers = int(getattr(arch, "num_hidden_layers", 0) or 0)
+    if share.has_latent:
+        latent, rope = int(arch.kv_lora_rank), int(getattr(arch, "qk_rope_head_dim", 0))
+        text = "layers * (latent + rotated part) * bytes"
+        text += f" = {layers} * ({latent} + {rope}) * {size}"
+        value = layers * (latent + rope) * size
+    else:
+        dim = int(getattr(arch, "head_dim", 0) or 0)
+        count = heads.num_local_kv_heads if heads is not None else 0
+        text = "layers * (keys and values) * rank.kv_heads * head_dim * bytes"
+        text += f" = {layers} * 2 * {count} * {dim} * {size}"
+        value = layers * 2 * count * dim * size
+    is_whole = value == share.kv_bytes_per_token
+    return text if is_whole else "over all layers of the rank that holds most"
 
 
 def _pool(
@@ -231,3 +266,7 @@ def _longest(config: InferenceConfig, length: int) -> str:
 
 def _padded(name: str, count: int, padded: int) -> str:
     return f"{count} {name}" if padded == count else f"{count} {name} padded to {padded}"
+
+
+def _with_padding(name: str, count: int, padded: int) -> str:
+    return f"{count} {name}" if padded == count else f"{count} {name} ({padded} with padding)"

@@ -55,7 +55,7 @@ def take_snapshot(overrides: Sequence[str], space: ConfigSpace, *, title: str = 
         choices=_choices(composition.hydra.runtime.choices),
         choosers=find_choosers(space, composition.used),
         leaves={key: Leaf(value=v, origins=origins.get(key, ())) for key, v in values.items()},
-        derived=_derived(overrides, checked, checker),
+        derived=_derived(checked),
         faults=tuple(map(str, checked.faults)),
         warnings=tuple(map(str, checked.warnings)),
         notes=tuple(notes),
@@ -76,14 +76,14 @@ def _choices(known: Mapping[str, str | None]) -> dict[str, str | None]:
     return {group: known[group] for group in reversed(groups)}
 
 
-def _derived(overrides: Sequence[str], checked: Checked, checker: Checker) -> tuple[Derived, ...]:
+def _derived(checked: Checked) -> tuple[Derived, ...]:
     """Of the instances of a cluster under the name of their role."""
     if checked.config is None:
         return ()
     if checked.config.role != CLUSTER:
         return derived_values(checked.config, checked.files.arch)
     found = []
-    for role, side in checker.check_roles(overrides, checked.config).items():
+    for role, side in checked.roles.items():
         if role in INSTANCES and side.config is not None:
             for one in derived_values(side.config, side.files.arch):
                 found.append(replace(one, name=f"{role}.{one.name}"))

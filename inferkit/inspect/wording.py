@@ -47,3 +47,11 @@ def _short(origin: Origin) -> str:
     if origin.kind == SCHEMA:
         return "default"
     return origin.place or origin.kind
+
+
+def size_text(num_bytes: int) -> str:
+    """`819,200 bytes`, `2.8 MiB`, `34,747 MiB`."""
+    if num_bytes < 2**20:
+        return f"{num_bytes:,} bytes"
+    size = num_bytes / 2**20
+    return f"{size:.1f} MiB" if size < 100 else f"{size:,.0f} MiB"

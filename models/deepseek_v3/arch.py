@@ -128,16 +128,23 @@ class DeepseekV3Arch:
 
     def num_parameters_of_rank(self, layout: ParallelLayout) -> int:
         """Weights of the main model that one rank holds, padding included; equal on all ranks."""
+        return sum(self.parameter_parts_of_rank(layout).values())
+
+    def parameter_parts_of_rank(self, layout: ParallelLayout) -> dict[str, int]:
+        """The same, by part of the model; a tied head that is no copy counts with the embedding."""
         hidden = self.hidden_size
-        dense = self.num_hidden_layers - self.num_moe_layers
-        total = self.num_hidden_layers * self._attention_of_rank(layout)
-        total += dense * 3 * hidden * local_size(self.intermediate_size, layout.dense_tp_size)
-        total += self.num_moe_layers * self._experts_of_rank(layout)
-        total += (2 * self.num_hidden_layers + 1) * hidden
-        total += hidden * local_size(self.vocab_size, layout.embed_tp_size)
+        num_dense_layers = self.num_hidden_layers - self.num_moe_layers
+        mlp = 3 * hidden * local_size(self.intermediate_size, layout.dense_tp_size)
+        parts = {
+            "attention": self.num_hidden_layers * self._attention_of_rank(layout),
+            "MLPs": num_dense_layers * mlp,
+            "experts": self.num_moe_layers * self._experts_of_rank(layout),
+            "norms": (2 * self.num_hidden_layers + 1) * hidden,
+            "embedding": hidden * local_size(self.vocab_size, layout.embed_tp_size),
+        }
         if not self.tie_word_embeddings or layout.embed_tp_size != layout.lmhead_tp_size:
-            total += hidden * local_size(self.vocab_size, layout.lmhead_tp_size)
-        return total
+            parts["head"] = hidden * local_size(self.vocab_size, layout.lmhead_tp_size)
+        return parts
 
     def num_mtp_parameters_of_rank(self, layout: ParallelLayout) -> int:
         """What the MTP layers add on one rank, for a checkpoint that has them."""

@@ -5,7 +5,7 @@ Knows the key names and default values of Llama, Mistral, Qwen2 and Qwen3; knows
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from inferkit.core.cache_spec import DTYPE_BYTES
 from inferkit.core.decoder_keys import (
@@ -94,13 +94,20 @@ class DenseArch:
 
     def num_parameters_of_rank(self, layout: ParallelLayout) -> int:
         """Weights that one rank holds, padding included; equal on all ranks."""
+        return sum(self.parameter_parts_of_rank(layout).values())
+
+    def parameter_parts_of_rank(self, layout: ParallelLayout) -> dict[str, int]:
+        """The same, by part of the model; a tied head that is no copy counts with the embedding."""
         hidden = self.hidden_size
-        total = self.num_hidden_layers * (self._attention_of_rank(layout) + 2 * hidden) + hidden
-        total += self._mlps_of_rank(layout)
-        total += hidden * local_size(self.vocab_size, layout.embed_tp_size)
+        parts = {
+            "attention": self.num_hidden_layers * self._attention_of_rank(layout),
+            self.mlp_part: self._mlps_of_rank(layout),
+            "norms": self._norms,
+            "embedding": hidden * local_size(self.vocab_size, layout.embed_tp_size),
+        }
         if not self.tie_word_embeddings or layout.embed_tp_size != layout.lmhead_tp_size:
-            total += hidden * local_size(self.vocab_size, layout.lmhead_tp_size)
-        return total
+            parts["head"] = hidden * local_size(self.vocab_size, layout.lmhead_tp_size)
+        return parts
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """KV cache of one token over all layers, in bytes, for "float32" and the like."""
@@ -117,6 +124,14 @@ class DenseArch:
             num_kv_heads=self.num_key_value_heads,
             tp_size=layout.attn_tp_size,
         )
+
+    mlp_part: ClassVar[str] = "MLPs"
+    """What `_mlps_of_rank` counts."""
+
+    @property
+    def _norms(self) -> int:
+        """Weights of all norms, those of single heads left out."""
+        return (2 * self.num_hidden_layers + 1) * self.hidden_size
 
     def _attention_of_rank(self, layout: ParallelLayout) -> int:
         """Weights of the attention of one layer."""

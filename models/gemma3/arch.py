@@ -19,7 +19,6 @@ from inferkit.core.decoder_keys import (
     read_layer_windows,
 )
 from inferkit.core.hf_config import ConfigReader, check_same_meaning
-from inferkit.core.parallel_layout import ParallelLayout
 from inferkit.layers.rope_config import ROPE_KEYS, RopeScaling, read_rope, read_rope_scaling
 from inferkit.models.dense.arch import DenseArch
 
@@ -78,10 +77,10 @@ class Gemma3Arch(DenseArch):
         """Longest request in tokens; the positions include what a rope scaling adds."""
         return self.max_position_embeddings
 
-    def num_parameters_of_rank(self, layout: ParallelLayout) -> int:
-        """Weights that one rank holds, padding included; equal on all ranks."""
-        norms = self.num_hidden_layers * 2 * self.hidden_size
-        return super().num_parameters_of_rank(layout) + norms
+    @property
+    def _norms(self) -> int:
+        """Weights of all norms, those of single heads left out."""
+        return (4 * self.num_hidden_layers + 1) * self.hidden_size
 
 
 def parse_arch(

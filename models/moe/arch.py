@@ -6,7 +6,7 @@ knows the default values of these, and the keys of the experts.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from inferkit.core.decoder_keys import read_architecture
 from inferkit.core.hf_config import ConfigReader, check_same_meaning
@@ -27,6 +27,9 @@ class MoEArch(dense.DenseArch):
     """Whether the weights of a token's experts are scaled to a sum of 1."""
     moe_layers: tuple[int, ...]
     """Layers with experts."""
+
+    mlp_part: ClassVar[str] = "experts"
+    """With their routers, and the MLPs of layers without experts."""
 
     def _mlps_of_rank(self, layout: ParallelLayout) -> int:
         hidden, num_moe_layers = self.hidden_size, len(self.moe_layers)

@@ -7,7 +7,7 @@ import pytest
 from inferkit.config import memory
 from inferkit.config.check import Checker
 from inferkit.config.space import CONF_DIR, ConfigSpace
-from inferkit.inspect.check import summary
+from inferkit.inspect.summary import summary
 
 FOLDER = CONF_DIR.resolve() / "experiment"
 NAMES = ConfigSpace().options("experiment")

@@ -7,7 +7,7 @@ from inferkit.config.check import Checked, Checker
 from inferkit.config.faults import Command
 from inferkit.config.preflight import preflight
 from inferkit.config.space import ConfigSpace
-from inferkit.inspect.check import summary
+from inferkit.inspect.summary import summary
 
 SHAPE = ("model=qwen3_235b_a22b", "parallel=tp16")
 RANDOM = ("model.with_ckpt=false",)

@@ -14,7 +14,7 @@ from inferkit.config.faults import Command
 from inferkit.config.preflight import preflight
 from inferkit.config.space import ConfigSpace
 from inferkit.core.parallel_layout import TP_SIZES, ParallelLayout
-from inferkit.inspect.check import summary
+from inferkit.inspect.summary import summary
 
 PUBLISHED: Mapping[str, float] = {
     "qwen3_8b": 8.19e9,  # safetensors of huggingface.co/Qwen/Qwen3-8B: 8,190,735,360
