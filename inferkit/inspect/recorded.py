@@ -1,7 +1,6 @@
 """Snapshots of what is written down: run directories, and YAML files with keys."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from inferkit.config.config_file import words_of_file
 from inferkit.config.leaves import flat
 from inferkit.config.origins import AUTOMATIC, COMMAND_LINE, shown_path
 from inferkit.config.provenance import PROVENANCE_FILE, RESOLVED_FILE
+from inferkit.config.recorded import read_origins
 from inferkit.config.space import ConfigSpace
 from inferkit.config.yaml_lines import key_lines, line_of
 from inferkit.core.errors import ConfigError
@@ -20,7 +20,6 @@ from inferkit.inspect.take import take_snapshot
 
 FILE = "file"
 """Kind of an origin: a YAML file that is no option of a group."""
-ORIGINS_FILE = "origins.json"
 METRICS_FILE = "metrics.json"
 RESULT_FILE = "result.json"
 SWEEP_FILES = ("multirun.yaml", "sweep.json")
@@ -43,7 +42,7 @@ def file_snapshot(file: Path, space: ConfigSpace, *, title: str = "") -> Snapsho
             made = leaf.origins[-1:] if value != leaf.value and _is_automatic(leaf) else ()
             leaf = replace(leaf, origins=(origin, *made))
         leaves[key] = leaf
-    return replace(found, leaves=leaves, choices={})
+    return replace(found, leaves=leaves, choices={}, choosers={})
 
 
 def _is_typed(leaf: Leaf) -> bool:
@@ -52,7 +51,7 @@ def _is_typed(leaf: Leaf) -> bool:
 
 
 def _is_automatic(leaf: Leaf) -> bool:
-    return leaf.origins[-1].kind == AUTOMATIC
+    return bool(leaf.origins) and leaf.origins[-1].kind == AUTOMATIC
 
 
 def run_snapshot(run_dir: Path, space: ConfigSpace, *, title: str = "") -> Snapshot:
@@ -66,16 +65,16 @@ def run_snapshot(run_dir: Path, space: ConfigSpace, *, title: str = "") -> Snaps
         raise ConfigError(_no_run(run_dir))
     found = take_snapshot(words_of_file(file, space), space, title=title or str(run_dir))
     recorded = _flat_yaml(file)
-    known = _read(run_dir / ORIGINS_FILE)
-    origins = {key: tuple(Origin(**one) for one in ones) for key, ones in known.items()}
-    choices: Mapping[str, str | None] = _read(run_dir / PROVENANCE_FILE).get("choices", {})
-    metrics = _read(run_dir / METRICS_FILE)
+    origins = read_origins(run_dir)
+    choices: dict[str, str | None] = read_json(run_dir / PROVENANCE_FILE).get("choices", {})
+    metrics = read_json(run_dir / METRICS_FILE)
     return replace(
         found,
         leaves={
             key: replace(leaf, origins=origins.get(key, ())) for key, leaf in found.leaves.items()
         },
-        choices={group: choices[group] for group in choices if not group.startswith("hydra/")},
+        choices={name: choices[name] for name in reversed(choices) if "hydra/" not in name},
+        choosers={},
         notes=(
             *found.notes,
             *_notes(run_dir, [key for key in found.leaves if key not in recorded]),
@@ -104,7 +103,7 @@ def _notes(run_dir: Path, missing: list[str]) -> list[str]:
         notes.append(
             f"was recorded by a version without {', '.join(missing)}; the defaults are shown"
         )
-    result = _read(run_dir / RESULT_FILE)
+    result = read_json(run_dir / RESULT_FILE)
     status = result.get("status")
     if status is None:
         notes.append(f"has no {RESULT_FILE}: the run has not ended, or was killed")
@@ -114,7 +113,7 @@ def _notes(run_dir: Path, missing: list[str]) -> list[str]:
     return notes
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file; empty where there is no such file.
 
     Raises:

@@ -1,0 +1,151 @@
+"""How values, origins and ratios are written, alike in text and in markdown."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from inferkit.config.origins import AUTOMATIC, PRIMARY, SCHEMA
+from inferkit.inspect.diff.compare import ChoicePair, Comparison, DerivedPair, LeafPair
+from inferkit.inspect.diff.hand_off import HandOff
+from inferkit.inspect.diff.metrics import MetricPair
+from inferkit.inspect.snapshot import Derived, Leaf, Origin
+from inferkit.inspect.wording import BYTES, derived_text, value_text
+
+ARROW = "->"
+NONE = "none"
+NO_EFFECT = "no effect: both come to the same configuration"
+SAME = "the two are the same"
+ROLE = "role"
+ALONE = "every rank alone"
+
+
+def leaf_text(leaf: Leaf | None) -> str:
+    return NONE if leaf is None else value_text(leaf.value)
+
+
+def derived_texts(pair: DerivedPair) -> tuple[str, str]:
+    """Both values: numbers with every digit, large sizes in MiB, groups as their ranks."""
+    left, right = _derived_text(pair.left), _derived_text(pair.right)
+    if left == right and pair.left is not None and pair.right is not None:
+        return value_text(pair.left.value), value_text(pair.right.value)
+    return left, right
+
+
+def _derived_text(one: Derived | None) -> str:
+    if one is None:
+        return NONE
+    is_number = isinstance(one.value, int) and not isinstance(one.value, bool)
+    return f"{one.value:,}" if is_number and one.unit != BYTES else derived_text(one)
+
+
+def leaf_rows(comparison: Comparison) -> list[LeafPair]:
+    """Keys that differ, without the role where it is among the choices."""
+    chosen = {pair.group for pair in comparison.choices}
+    return [pair for pair in comparison.leaves if pair.key != ROLE or ROLE not in chosen]
+
+
+def group_rows(comparison: Comparison) -> dict[tuple[str, str], list[str]]:
+    """(ranks of A, ranks of B) -> names of the groups that differ so."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for pair in comparison.derived:
+        if pair.is_group:
+            left, right = derived_texts(pair)
+            texts = (ALONE if pair.left is None else left, ALONE if pair.right is None else right)
+            name = ".".join(part for part in pair.name.split(".") if part != "groups")
+            rows.setdefault(texts, []).append(name)
+    return rows
+
+
+def origin_text(leaf: Leaf | None) -> str:
+    """Who set a value; empty = not known."""
+    return _last(leaf.origins) if leaf is not None else ""
+
+
+def _last(origins: Sequence[Origin]) -> str:
+    if not origins:
+        return ""
+    origin = origins[-1]
+    if origin.kind in (SCHEMA, PRIMARY):
+        return "default"
+    if origin.kind == AUTOMATIC:
+        return f"automatic: {origin.text}" if origin.text else "automatic"
+    return origin.place or origin.kind
+
+
+def reason(pair: LeafPair) -> str:
+    """Who set the two values: `default -> conf/parallel/tp16.yaml:2`; one that is equal once.
+
+    Of two files in one folder the folder is named once: `conf/parallel/tp2.yaml:3 -> tp4.yaml:3`.
+    """
+    return _both(origin_text(pair.left), origin_text(pair.right))
+
+
+def chooser(pair: ChoicePair) -> str:
+    """Who chose the two options."""
+    return _both(_last(pair.left_origins), _last(pair.right_origins))
+
+
+def _both(left: str, right: str) -> str:
+    if not left or not right or left == right:
+        return right or left
+    folder = left.rpartition("/")[0]
+    if folder and folder == right.rpartition("/")[0] and " " not in left:
+        right = right.removeprefix(f"{folder}/")
+    return f"{left} {ARROW} {right}"
+
+
+def ratio_text(left: Any, right: Any) -> str:
+    """`x0.52`; empty where there is none, or where it would say 1."""
+    numbers = [v for v in (left, right) if isinstance(v, int | float) and not isinstance(v, bool)]
+    if len(numbers) < 2 or not left:
+        return ""
+    ratio = right / left
+    text = f"{ratio:.3g}" if abs(ratio) < 1000 else f"{ratio:,.0f}"
+    return "" if text == "1" else f"x{text}"
+
+
+def size_ratio(pair: DerivedPair) -> str:
+    """The ratio of two sizes in bytes; of counts it says nothing that their numbers do not."""
+    sides = [one for one in (pair.left, pair.right) if one is not None and one.unit == BYTES]
+    return ratio_text(sides[0].value, sides[1].value) if len(sides) == 2 else ""
+
+
+def number_text(value: float) -> str:
+    """Four digits of a measured figure, every digit of a count."""
+    if isinstance(value, int) or value == int(value):
+        return f"{int(value):,}"
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def verdict_text(pair: MetricPair) -> str:
+    ratio = ratio_text(pair.left, pair.right)
+    return " ".join(part for part in (ratio, pair.verdict) if part)
+
+
+def verdict(comparison: Comparison) -> str:
+    """The sentence that stands for a comparison without an effect; else empty."""
+    if comparison.has_effect:
+        return ""
+    return NO_EFFECT if comparison.choices else SAME
+
+
+def hand_off_title(found: HandOff) -> str:
+    """Whether one side can hand KV over to the other."""
+    return "possible" if found.is_possible else "not possible, these must be equal and are not:"
+
+
+def titles(comparison: Comparison) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Letter and title of both."""
+    return ("A", comparison.left.title), ("B", comparison.right.title)
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What could not be found out, with the side of which it is said."""
+    left, right = comparison.left, comparison.right
+    both = [f"A and B: {text}" for text in left.notes if text in right.notes]
+    found = [*both, *(f"A: {text}" for text in left.notes if text not in right.notes)]
+    found += [f"B: {text}" for text in right.notes if text not in left.notes]
+    for letter, side, other in (("A", left, right), ("B", right, left)):
+        if not side.derived and other.derived:
+            reason = "it cannot run" if side.faults else "its own are not known"
+            found.append(f"{letter}: derived values are not compared, {reason}")
+    return found
