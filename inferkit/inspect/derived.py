@@ -93,7 +93,7 @@ def _heads(share: RankShare) -> Iterator[Derived]:
         unit="heads",
         text=f"{heads.num_local_heads} of "
         + _with_padding("query heads", heads.num_heads, heads.padded_heads)
-        + (", the latent of keys and values whole" if share.has_latent else ""),
+        + ("; the latent of keys and values is on all" if share.has_latent else ""),
     )
     if share.has_latent:
         return

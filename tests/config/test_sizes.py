@@ -132,10 +132,9 @@ def test_235b_at_tp16(space: ConfigSpace) -> None:
     assert shown["ranks"] == "16: attn_dp_size=1, embed_dp_size=1, moe_ep_size=1"
     names = [*(f"{kind}_tp_group" for kind in TP_SIZES), "tp_cpu_group"]
     assert groups(shown) == dict.fromkeys(names, "{0-15}")
-    assert shown["heads"] == (
-        "query heads 64, 4 per rank; KV heads 4, 1 per rank, each on 4 ranks"
-    )  # 64 / 16, and 4 heads for 16 ranks
-    assert shown["experts"] == "128 in a layer, 128 per rank, 1/16 of each"
+    # 64 / 16, and 4 heads for 16 ranks
+    assert shown["heads"] == "4 of 64 query heads, 1 of 4 KV heads, each on 4 ranks"
+    assert shown["experts"] == "128 of 128 in a layer, 1/16 of each"
     assert shown["KV cache"] == f"{94 * 2 * 1 * 128 * 2:,} bytes per token per rank"
     attention = 4096 * (4 + 2 * 1) * 128 + 4 * 128 * 4096 + 2 * 128
     experts = 128 * 3 * 4096 * (1536 // 16) + 128 * 4096
@@ -160,8 +159,8 @@ def test_235b_at_dp8tp2(space: ConfigSpace) -> None:
         "dp_leader_group": "{0-14 step 2}",
     }
     assert shown["batch"] == "256 requests, batch_size_per_dp_rank=32"
-    assert shown["heads"] == "query heads 64, 32 per rank; KV heads 4, 2 per rank"
-    assert shown["experts"] == "128 in a layer, 8 per rank"
+    assert shown["heads"] == "32 of 64 query heads, 2 of 4 KV heads"
+    assert shown["experts"] == "8 of 128 in a layer"
     assert shown["KV cache"] == f"{94 * 2 * 2 * 128 * 2:,} bytes per token per rank"
     attention = 4096 * (32 + 2 * 2) * 128 + 32 * 128 * 4096 + 2 * 128
     experts = 8 * 3 * 4096 * 1536 + 128 * 4096
@@ -176,6 +175,6 @@ def test_235b_at_dp8tp2(space: ConfigSpace) -> None:
 def test_671b_at_ep32_has_the_whole_latent_on_every_rank(space: ConfigSpace) -> None:
     shown = rows(space, "model=deepseek_r1_671b", "parallel=ep32")
 
-    assert shown["heads"] == "128, 4 per rank; the latent of keys and values is on all"
+    assert shown["heads"] == "4 of 128 query heads; the latent of keys and values is on all"
     assert shown["KV cache"] == f"{61 * (512 + 64) * 2:,} bytes per token per rank"
-    assert shown["experts"] == "256 in a layer, 8 per rank"
+    assert shown["experts"] == "8 of 256 in a layer"
