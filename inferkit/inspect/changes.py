@@ -1,6 +1,7 @@
 """What differs between the time of a recorded run and now: code, versions, files, machine."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,11 @@ from inferkit.inspect.run_directory import RecordedRun
 MAX_FILES_SHOWN = 5
 ABSENT = "not set"
 COMMIT_DIGITS = 10
+UNHEARD = re.compile(
+    r"TORCHELASTIC_.*|TORCH_CPP_LOG_LEVEL|TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    r"|INFERKIT_LOG_LEVEL|INFERKIT_SECRET_VARIABLES"
+)
+"""Variables that a launcher or this program sets, or that change logs alone."""
 SHARES = ("platform.device_memory", "platform.num_threads")
 """What each role of a cluster gets of this machine."""
 
@@ -126,7 +132,7 @@ def _environment(run: RecordedRun, config: InferenceConfig) -> Iterator[Change]:
     old = run.provenance["environment"]
     new = environment(os.environ, secrets=secret_variables(config))
     for name in sorted({*old, *new}):
-        if old.get(name) != new.get(name):
+        if old.get(name) != new.get(name) and not UNHEARD.fullmatch(name):
             text = _arrow(old.get(name, ABSENT), new.get(name, ABSENT))
             yield Change(kind="environment", name=name, text=text)
 

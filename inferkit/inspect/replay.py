@@ -68,11 +68,13 @@ def run(arguments: Arguments) -> int:
         raise ConfigError(f"{recorded.folder} cannot be replayed: {error}") from None
     print(_report(recorded, changes))
     output = _make(output, runs) / (f"node{node_rank}" if node_rank else "")
-    print(f"{_what(config)} in {output}", flush=True)
+    serves = config.role is not None and read_tokens(recorded.folder) is None
+    again = f"starting +role={config.role} again, there is nothing to compare: it runs"
+    print(f"{again if serves else 'replaying'} in {output}", flush=True)
     result = _run(recorded, config, output, changes)
     for change in role_changes(recorded.folder, output):
         print(f"other configuration of {change.name}: {change.text}")
-    if config.role is not None and read_tokens(recorded.folder) is None:
+    if serves:
         return EXIT_OK if result.status == OK else EXIT_FAILED
     return _verdict(recorded, output, result, node_rank)
 
@@ -151,12 +153,6 @@ def _report(recorded: RecordedRun, changes: list[Change]) -> str:
     texts = (change.text for change in changes)
     lines = [f"    {name:<{width}}  {text}" for name, text in zip(names, texts, strict=True)]
     return "\n".join([title, "  differs from then:", *lines])
-
-
-def _what(config: InferenceConfig) -> str:
-    if config.role is None or "load" in config.runner._target_.lower():
-        return "replaying"
-    return f"starting +role={config.role} again, there is nothing to compare: it runs"
 
 
 def _make(output: Path | None, runs: Path) -> Path:
