@@ -6,7 +6,6 @@ from typing import Any
 
 import yaml
 from hydra.core.default_element import GroupDefault
-from hydra.types import RunMode
 
 from inferkit.config.origins import (
     ADDED,
@@ -26,7 +25,7 @@ def find_choosers(space: ConfigSpace, overrides: Sequence[str]) -> dict[str, tup
     Raises:
         HydraException: the overrides do not compose.
     """
-    found = space.loader.compute_defaults_list(space.config_name, list(overrides), RunMode.RUN)
+    found = space.defaults_list(overrides)
     origins: dict[str, list[Origin]] = {}
     for default in found.defaults:
         path = str(default.config_path)

@@ -15,7 +15,6 @@ from typing import Any
 
 from hydra.core.default_element import ResultDefault
 from hydra.plugins.config_source import ConfigResult
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from inferkit.config.leaves import flat
@@ -61,7 +60,7 @@ def find_origins(space: ConfigSpace, overrides: Sequence[str]) -> dict[str, tupl
     Raises:
         HydraException: they do not compose.
     """
-    found = space.loader.compute_defaults_list(space.config_name, list(overrides), RunMode.RUN)
+    found = space.defaults_list(overrides)
     history, lines = _History(), _SchemaLines()
     for default in found.defaults:
         if not str(default.config_path).startswith("hydra/"):

@@ -14,6 +14,7 @@ from pathlib import Path
 import yaml
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.defaults_list import DefaultsList
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.config_store import ConfigStore
@@ -69,6 +70,7 @@ class ConfigSpace:
         self._parser = OverridesParser.create(config_loader=self.loader)
         self._parsed: dict[str, Override] = {}
         self._composed: dict[tuple[str, ...], DictConfig] = {}
+        self._defaults_lists: dict[tuple[str, ...], DefaultsList] = {}
         self._jobs: dict[tuple[str, ...], DictConfig] = {}
         self._options: dict[str, list[str]] = {}
 
@@ -100,6 +102,20 @@ class ConfigSpace:
                     from_shell=False,
                 )
         return self._composed[key]
+
+    def defaults_list(self, overrides: Sequence[str] = ()) -> DefaultsList:
+        """What is merged into a configuration, in order. The result must not be changed.
+
+        Raises:
+            HydraException: it does not compose.
+        """
+        key = tuple(overrides)
+        if key not in self._defaults_lists:
+            with _broken_files_named():
+                self._defaults_lists[key] = self.loader.compute_defaults_list(
+                    self.config_name, list(overrides), RunMode.RUN
+                )
+        return self._defaults_lists[key]
 
     def compose_job(self, overrides: Sequence[str] = ()) -> DictConfig:
         """A fresh configuration without the `hydra` node."""
@@ -137,9 +153,7 @@ class ConfigSpace:
     @cached_property
     def defaults(self) -> dict[str, str | None]:
         """Group -> option that is chosen where the command line names none."""
-        with _broken_files_named():
-            found = self.loader.compute_defaults_list(self.config_name, [], RunMode.RUN)
-        return dict(found.overrides.known_choices)
+        return dict(self.defaults_list().overrides.known_choices)
 
     @cached_property
     def groups(self) -> list[str]:

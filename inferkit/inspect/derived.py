@@ -156,7 +156,7 @@ def _weights(config: InferenceConfig, share: RankShare) -> Iterator[Derived]:
 def _parts(share: RankShare) -> str:
     """`attention 1,234 + experts 5,678 + ...`."""
     parts = share.parameter_parts
-    if not parts:
+    if sum(parts.values()) != share.num_parameters:
         return "of the rank that holds most, padding included"
     return " + ".join(f"{name} {count:,}" for name, count in parts.items() if count)
 

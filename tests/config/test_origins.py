@@ -56,7 +56,7 @@ def test_all_who_set_a_value_are_told_in_order(space: ConfigSpace) -> None:
     ("key", "pattern"),
     [
         ("parallel.world_size", r"world_size: 4"),
-        ("disagg.transfer._target_", r"    _target_: inferkit\..*SharedMemoryEngine"),
+        ("disagg.http_port", r"  http_port: 8100"),
         ("data.top_p", r"    top_p: float = 1.0"),
         ("scheduler.num_reserved_decode_tokens", r"    num_reserved_decode_tokens: int = 64"),
         ("scheduler.params", r"    params: dict\[str, Any\] = .*"),
