@@ -54,4 +54,8 @@ VERBS: Mapping[str, Verb] = {
         text="show where values come from, whom they overrode, and what follows from them",
         module="inferkit.inspect.explain",
     ),
+    "resume": Verb(
+        text="run what is missing of a sweep: resume DIR",
+        module="inferkit.inspect.resume",
+    ),
 }

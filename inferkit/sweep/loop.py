@@ -16,7 +16,7 @@ from inferkit.config.faults import key_of
 from inferkit.config.identity import RunKeys
 from inferkit.config.preflight import Verdict
 from inferkit.config.provenance import plain
-from inferkit.config.schema import OnFailure, SweepConfig
+from inferkit.config.schema import InferenceConfig, OnFailure
 from inferkit.core.errors import ConfigError
 from inferkit.online.cluster.supervisor import collected
 from inferkit.sweep.cell_run import CellRun
@@ -25,7 +25,13 @@ from inferkit.sweep.display import SweepDisplay, sweep_display
 from inferkit.sweep.leftovers import adopted_orphans
 from inferkit.sweep.plan import SWEEP_DIR, PlannedCell, plan_cells, sweep_dir_of
 from inferkit.sweep.record import SweepRecord, now_text
-from inferkit.sweep.reuse import earlier_folders, one_at_a_time, reuse_results
+from inferkit.sweep.reuse import (
+    EARLIER,
+    earlier_folders,
+    has_ended_ok,
+    one_at_a_time,
+    reuse_results,
+)
 
 MULTIRUN_FILE = "multirun.yaml"
 
@@ -69,6 +75,8 @@ class Sweep:
     """Received: the first ends the sweep after its cell has ended, which it is told to."""
     finished: set[int] = field(default_factory=set)
     """Cells that an earlier start has run."""
+    num_outdated: int = 0
+    """Results of an earlier start that no cell wants, or that something has changed for."""
     num_bad: int = 0
     """Cells that this start has run, and that did not end well."""
 
@@ -87,7 +95,7 @@ class Sweep:
                 result = self._run_cell(cell, display)
                 end_leftovers()
                 self.num_bad += result.status != OK
-                if result.status != OK and self._config.on_failure is OnFailure.stop:
+                if result.status != OK and self._any_config.sweep.on_failure is OnFailure.stop:
                     display.tell("inferkit: no further cell is started (sweep.on_failure=stop)")
                     break
         callbacks.on_multirun_end(config=self.cfg, config_name=name)
@@ -95,9 +103,9 @@ class Sweep:
             replace(self._record, ended_at=now_text()).write(self.sweep_dir)
 
     @property
-    def _config(self) -> SweepConfig:
-        """The same in all cells."""
-        return next(cell.config.sweep for cell in self.cells if cell.config is not None)
+    def _any_config(self) -> InferenceConfig:
+        """Of a cell; what concerns the sweep is the same in all."""
+        return next(cell.config for cell in self.cells if cell.config is not None)
 
     def _prepare(self) -> None:
         """Find what is finished, and record what is asked for."""
@@ -105,17 +113,20 @@ class Sweep:
         if folders:
             self._check_one_node(folders)
             keys = run_keys(self.cells)
+            num_ok = sum(has_ended_ok(folder) for folder in folders)
             self.finished = reuse_results(self.cells, keys, folders, self.sweep_dir)
+            self.num_outdated = num_ok - len(self.finished)
         OmegaConf.save(self.cfg, self.sweep_dir / MULTIRUN_FILE)
-        self._record = new_record(self.arguments, self.cells, self.sweep_dir)
+        self._record = new_record(
+            self.arguments, self.sweep_dir, cells=self.cells, config=self._any_config
+        )
         self._record.write(self.sweep_dir)
         for cell in self.cells:
             if cell.config is None:
                 invalid_result(cell).write(cell.folder)
 
     def _check_one_node(self, folders: Iterable[Path]) -> None:
-        ips = next(cell.config.parallel.node_ips for cell in self.cells if cell.config is not None)
-        if len(ips) > 1:
+        if len(self._any_config.parallel.node_ips) > 1:
             raise ConfigError(
                 f"{next(iter(folders))} is of an earlier start, and a sweep over several nodes "
                 "cannot be resumed: every node would have to find the same cells finished; choose "
@@ -129,12 +140,19 @@ class Sweep:
         if num_due < len(self.cells):
             text += f"; {num_due} to run"
         display.tell(text)
+        if self.num_outdated:
+            are = "result is" if self.num_outdated == 1 else "results are"
+            display.tell(
+                f"inferkit: {self.num_outdated} earlier {are} of no use, for the configuration, "
+                f"the code, or the files of model or data set have changed; see "
+                f"{self.sweep_dir / EARLIER}"
+            )
 
     def _run_cell(self, cell: PlannedCell, display: SweepDisplay) -> JobResult:
         display.begin(cell)
         run = CellRun(
             cell,
-            timeout_s=self._config.cell_timeout_s,
+            timeout_s=self._any_config.sweep.cell_timeout_s,
             signals=self.signals,
             on_progress=display.show,
             node_rank=self.node_rank,
@@ -152,7 +170,7 @@ def new_record(arguments: Arguments, cells: Sequence[PlannedCell], sweep_dir: Pa
         flags=arguments.flags,
         overrides=tuple(text for text in arguments.overrides if key_of(text) != SWEEP_DIR),
         cwd=str(Path.cwd()),
-        sweep=plain(config)["sweep"] if config is not None else {},
+        sweep=plain(config)["sweep"],
         cells=[
             {
                 "number": cell.number,

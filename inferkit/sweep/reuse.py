@@ -29,6 +29,11 @@ def earlier_folders(sweep_dir: Path, cells: Sequence[PlannedCell]) -> list[Path]
     return [folder for folder in names if folder.exists()]
 
 
+def has_ended_ok(folder: Path) -> bool:
+    result = read_result(folder)
+    return result is not None and result.status == OK
+
+
 def reuse_results(
     cells: Sequence[PlannedCell],
     keys: Mapping[int, str],

@@ -62,6 +62,7 @@ def resume_sweep(sweep_dir: Path, more: Sequence[str] = (), flags: Sequence[str]
     words = Command(overrides=record.overrides).fixed(Fix(add=(text,)) for text in more).overrides
     if Path(record.cwd).is_dir():
         os.chdir(record.cwd)
+        sys.path.append(record.cwd)  # a user's own components may lie there
     else:
         _tell(f"warning: {record.cwd} is gone, where the sweep was started; paths are of here")
     folder = f"{SWEEP_DIR}={quoted(str(sweep_dir))}"
@@ -96,7 +97,8 @@ def _drive_by_plugin(arguments: Arguments, verdict: Verdict, cfg: DictConfig) ->
             "which decides by itself what it starts"
         )
     cells = plan_cells(arguments, verdict, cfg, sweep_dir) if verdict.cells else []
-    new_record(arguments, cells, sweep_dir).write(sweep_dir)
+    config = next(checked.config for checked in verdict.checked if checked.config is not None)
+    new_record(arguments, sweep_dir, cells=cells, config=config).write(sweep_dir)
     _tell(f"inferkit: sweep in {sweep_dir}")
     words = [] if _is_given(arguments) else [f"{SWEEP_DIR}={quoted(str(sweep_dir))}"]
     end: BaseException | None = None
