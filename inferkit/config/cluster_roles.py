@@ -84,7 +84,7 @@ def role_words(
 
 
 def _is_passed_on(text: str, role: str) -> bool:
-    key = key_of(text)
+    key = key_of(text).replace("/", ".")  # a group is where its node is
     if key in ("role", "sweep", "hydra.verbose"):
         return True  # a file of conf/sweep (+sweep=NAME) sets keys of any node
     if role != ROUTER:

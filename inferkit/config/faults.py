@@ -140,8 +140,9 @@ class Command:
         """This command after the fixes."""
         overrides, flags = list(self.overrides), list(self.flags)
         for fix in fixes:
-            new_keys = {key_of(text) for text in fix.add}
-            gone = [key_of(text) in (*fix.drop, *new_keys) for text in overrides]
+            keys = {key_of(text) for text in fix.add}
+            keys |= {name for key in fix.drop for name in (key, _group_of(key))}
+            gone = [key_of(text) in keys for text in overrides]
             kept = [text for text, is_gone in zip(overrides, gone, strict=True) if not is_gone]
             place = gone.index(True) if True in gone else len(kept)
             overrides = kept[:place] + list(fix.add) + kept[place:]
@@ -156,6 +157,12 @@ class Command:
             for text in self.overrides
         )
         return replace(self, overrides=overrides)
+
+
+def _group_of(key: str) -> str:
+    """`disagg.transfer._target_` -> `disagg/transfer`, whose option sets it; else the key itself."""
+    node, _, name = key.rpartition(".")
+    return node.replace(".", "/") if name == "_target_" else key
 
 
 def render(

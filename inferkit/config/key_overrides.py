@@ -76,6 +76,9 @@ def key_fault(
         elif override.is_add() and "An item is already at" in str(error):
             problem = "the key has a value already, which is replaced without '+'"
             fix = Fix(add=(text.lstrip("+"),))
+        elif is_node(info.hint) and space.is_group(group := key.replace(".", "/")):
+            problem = f"is a node of several keys; an option for all of them: {group}={value}"
+            fix = Fix(add=(f"{group}={value}",), drop=(key,))
         elif info.hint is None:
             problem = f"does not fit: {str(error.__cause__ or error).splitlines()[0]}"
         else:

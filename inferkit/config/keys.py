@@ -1,6 +1,7 @@
 """Names and types of the configuration's keys, and which key was probably meant."""
 
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterator
@@ -95,7 +96,7 @@ def similar_keys(key: str, known: list[str]) -> list[str]:
     scored = []
     for order, candidate in enumerate(known):
         whole = _ratio(key.lower(), candidate.lower())
-        part = _ratio(last, candidate.rpartition(".")[2].lower())
+        part = _ratio(last, re.split(r"[./]", candidate)[-1].lower())
         score = max(whole, part) if part >= SOMEWHAT or "." not in key else 0.0
         if score >= SAME_WORD:
             # A whole key that is near beats one whose last part alone is.

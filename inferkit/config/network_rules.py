@@ -54,15 +54,20 @@ def hand_off(cfg: InferenceConfig, findings: Findings) -> None:
         )
     hosts = sorted({*cfg.disagg.prefill_ips, *cfg.disagg.decode_ips})
     if not transfer._target_:
-        problem = "has no value, but prefill hands its KV cache to decode; name an engine, such as "
-        findings.refuse(key, "", f"{problem}{SHARED_MEMORY} (one host) or {TCP}", use=SHARED_MEMORY)
+        problem = "has no value, but prefill hands its KV cache to decode; choose an engine: "
+        problem += "disagg/transfer=shared_memory (one host) or disagg/transfer=tcp"
+        findings.refuse(key, "", problem, fix=_engine("shared_memory"))
     elif transfer._target_ == IN_PROCESS:
         problem = "moves bytes within one process, and a role is a process of its own"
-        findings.refuse(key, transfer._target_, problem, use=SHARED_MEMORY)
+        findings.refuse(key, transfer._target_, problem, fix=_engine("shared_memory"))
     elif transfer._target_ == SHARED_MEMORY and len(hosts) > 1:
         problem = "stays on one host, and disagg.prefill_ips and disagg.decode_ips name "
         problem += f"{len(hosts)} ({', '.join(hosts)})"
-        findings.refuse(key, transfer._target_, problem, use=TCP)
+        findings.refuse(key, transfer._target_, problem, fix=_engine("tcp"))
+
+
+def _engine(option: str) -> Fix:
+    return Fix(add=(f"disagg/transfer={option}",), drop=("disagg.transfer._target_",))
 
 
 def ports(cfg: InferenceConfig) -> Iterator[tuple[str, int]]:

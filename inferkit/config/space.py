@@ -140,8 +140,10 @@ class ConfigSpace:
             raise ConfigCompositionException(f"{override} does not fit") from error
 
     def is_group(self, name: str) -> bool:
+        """Whether options can be chosen for `name`; a folder that only holds groups has none."""
         is_schema = name == "schema" or name.startswith("schema/")
-        return not is_schema and bool(self.loader.repository.group_exists(name))
+        is_folder = not is_schema and self.loader.repository.group_exists(name)
+        return bool(is_folder and self.options(name))
 
     def options(self, group: str) -> list[str]:
         """Options of a group in alphabetical order, numbers within them by value."""
@@ -159,7 +161,8 @@ class ConfigSpace:
     def groups(self) -> list[str]:
         """Groups beside Hydra's own: those with a default first."""
         chosen = [name for name in reversed(self.defaults) if name.split("/")[0] != "hydra"]
-        found = [name for name in self.loader.list_groups("") if name not in ("hydra", "schema")]
+        listed = [name for name in self.loader.list_groups("") if name != "hydra"]
+        found = [name for name in listed if self.is_group(name)]
         return chosen + [name for name in sorted(found) if name not in chosen]
 
     @cached_property

@@ -169,6 +169,10 @@ OF_ROLES = {
     "runner=load": "serve",
     "scheduler=prefill": "prefill",
     "scheduler=decode": "decode",
+    "disagg/transfer=shared_memory": "prefill",
+    "disagg/transfer=tcp": "cluster",
+    "disagg/transfer=mooncake": "decode",
+    "disagg/transfer=memfabric": "prefill",
 }
 """Options that go with one role, or a few."""
 
@@ -194,7 +198,9 @@ def test_an_option_holds_only_what_differs_from_the_schema(choice: str) -> None:
     default = OmegaConf.to_container(OmegaConf.structured(InferenceConfig()), enum_to_str=True)
     assert isinstance(default, dict)
 
-    repeated = {key for key, value in values.items() if default[group].get(key) == value}
+    for name in group.split("/"):
+        default = default[name]
+    repeated = {key for key, value in values.items() if default.get(key) == value}
 
     # tp1 is all defaults; a file cannot be empty.
     assert repeated == ({"world_size"} if choice == "parallel=tp1" else set())

@@ -15,7 +15,7 @@ TCP = "inferkit.kv_transfer.engines.tcp.TcpEngine"
 
 @pytest.fixture
 def secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SECRET, "a shared secret")
+    monkeypatch.setenv(SECRET, "hush-hush-1")
 
 
 def refused(role: str, **values: Any) -> list[str]:
