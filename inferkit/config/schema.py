@@ -67,11 +67,13 @@ class DataConfig:
     limit: int | None = None
     """Use only this many prompts (null = all)."""
     temperature: float = 0.0
-    """0 = greedy."""
+    """0 = greedy: always the most likely token."""
     top_p: float = 1.0
+    """Only the most likely tokens that together have this probability are drawn from (1 = all)."""
     top_k: int = 0
-    """0 = off."""
+    """Only this many of the most likely tokens are drawn from (0 = all)."""
     min_p: float = 0.0
+    """Only tokens at least this share as likely as the most likely one are drawn from (0 = all)."""
     seed: int | None = None
     """Seed of the sampler, equal for all requests, and of random weights (null = each request has
     one of its own, recorded with its result; random weights use 0)."""
@@ -85,6 +87,7 @@ class LoaderConfig(TargetConfig):
     """How weights get into the model (`model.with_ckpt=true`)."""
 
     _target_: str = "inferkit.loader.default_loader.DefaultModelLoader"
+    """The loader of safetensors folders and .gguf files, or one of your own."""
 
 
 @dataclass(kw_only=True)
@@ -103,6 +106,7 @@ class ModelConfig:
     arch: dict[str, Any] = field(default_factory=dict)
     """Keys of a Hugging Face config.json; only needed where `path` is null."""
     loader: LoaderConfig = field(default_factory=LoaderConfig)
+    """Reads the weights."""
     dtype: DType = DType.bfloat16
     """Type of weights, activations and KV cache; logits are always float32."""
     with_ckpt: bool = True
@@ -142,7 +146,9 @@ class ParallelConfig:
     attn_tp_size: int = 1
     """Attention; the other ranks have requests of their own (data parallelism)."""
     embed_tp_size: int = 1
+    """Embedding, by rows of the vocabulary."""
     lmhead_tp_size: int = 1
+    """Output layer, by rows of the vocabulary."""
     dense_tp_size: int = 1
     """MLP of layers without experts."""
     shared_tp_size: int = 1
@@ -183,6 +189,8 @@ class ParallelConfig:
 
 @dataclass(kw_only=True)
 class EngineConfig(TargetConfig):
+    """What turns a batch into tokens."""
+
     max_model_len: int = 0
     """Longest prompt + output of a request in tokens; the only limit of a request's length.
     0 = offline data.input_truncated_len + scheduler.max_new_tokens, in a role the model's own."""
@@ -192,6 +200,8 @@ class EngineConfig(TargetConfig):
 
 @dataclass(kw_only=True)
 class KVCacheConfig(TargetConfig):
+    """The blocks that hold keys and values of the requests in flight."""
+
     block_size: int = 128
     """Tokens per KV block."""
     mem_fraction: float = 0.85
@@ -209,6 +219,7 @@ class ExeModeConfig(TargetConfig):
     """How a forward is executed."""
 
     name: str = MISSING
+    """What rules and reports call it; eager runs every operator by itself."""
     batch_buckets: list[int] = field(default_factory=list)
     """Decode batches are padded to the smallest of these sizes (empty = no padding)."""
     enable_cache_compile: bool = False
@@ -221,6 +232,8 @@ class ExeModeConfig(TargetConfig):
 
 @dataclass(kw_only=True)
 class SchedulerConfig(TargetConfig):
+    """Which requests run in a step."""
+
     batch_size: int = 0
     """Requests in flight over all DP ranks (0 = 32 per rank); a multiple of attn_dp_size."""
     max_new_tokens: int = 32
@@ -239,12 +252,16 @@ class SchedulerConfig(TargetConfig):
 
 @dataclass(kw_only=True)
 class DecodeSchedulerConfig(SchedulerConfig):
+    """Of +role=decode, which takes requests over with their keys and values."""
+
     num_reserved_decode_tokens: int = 64
     """Tokens kept free per request in flight when a new one is admitted."""
 
 
 @dataclass(kw_only=True)
 class TransferConfig(TargetConfig):
+    """What moves keys and values from prefill to decode."""
+
     _target_: str = ""
     """KV transfer engine between prefill and decode; empty without a role."""
     num_threads: int = 4
@@ -268,12 +285,13 @@ class DisaggConfig:
     """Address that the HTTP interface listens on (null = the node's listed address, else
     127.0.0.1; 0.0.0.0 = every one)."""
     http_port: int = 8000
-    """0 = a free one is chosen and told."""
+    """Of the HTTP interface; 0 = a free one is chosen and told."""
     zmq_port: int = 5555
     """Where workers find their parent, this port and the next one; 0 = free ones are chosen."""
     router_url: str | None = None
     """A running router that this instance joins."""
     transfer: TransferConfig = field(default_factory=TransferConfig)
+    """The engine that moves keys and values."""
     verify_digest: bool = False
     """Compare a digest of every transfer on both sides."""
     lease_s: float = 30.0
@@ -306,10 +324,11 @@ class RouterConfig:
     host: str = "127.0.0.1"
     """Address that it listens on (0.0.0.0 = every one)."""
     port: int = 8000
-    """0 = a free one is chosen and told."""
+    """Where it listens; 0 = a free one is chosen and told."""
     prefill_urls: list[str] = field(default_factory=lambda: ["http://127.0.0.1:8001"])
     """Instances that it knows from the start; others join with disagg.router_url."""
     decode_urls: list[str] = field(default_factory=lambda: ["http://127.0.0.1:8100"])
+    """The same of decode."""
     policy: RouterPolicy = RouterPolicy.hash
     """hash = by the request's room; least_loaded = by outstanding tokens."""
     retries: int = 1
@@ -332,6 +351,7 @@ class ClusterConfig:
     """Further words of the command line for prefill alone, such as
     "parallel=tp2 scheduler.batch_size=8"."""
     decode_overrides: str = ""
+    """The same for decode alone."""
 
 
 @dataclass(kw_only=True)
