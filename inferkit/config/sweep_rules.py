@@ -29,8 +29,9 @@ HIGHER_IS_BETTER = (
 )
 STATISTICS = ("mean", "p50", "p90", "p99")
 STEP_KINDS = ("prefill", "decode", "mixed")
+TIMES = ("ttft_s", "tpot_s", "e2e_s", "queue_s", "send_delay_s")
 LOWER_IS_BETTER = (
-    *(f"{name}.{part}" for name in ("ttft_s", "tpot_s", "e2e_s", "queue_s") for part in STATISTICS),
+    *(f"{name}.{part}" for name in TIMES for part in STATISTICS),
     *(
         f"steps.{kind}.{name}.{part}"
         for kind in STEP_KINDS

@@ -10,8 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-UNFINISHED = ("", "abort", "error", "prompt_too_long", "refused", "unfinished")
+UNFINISHED = ("", "abort", "error", "failed", "prompt_too_long", "refused", "unfinished")
 """Reasons for which a request ended that never gave what was asked of it."""
+
+NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
+"""Of limits, in the order of a request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,3 +81,13 @@ def goodput(
         return None
     num_good = sum(is_good(times, limits, scale=scale) for times in requests)
     return num_good / wall_time_s / num_devices
+
+
+def limits_text(limits: Mapping[str, float], at_most: str = "<=") -> str:
+    """`TTFT <= 500 ms, TPOT <= 50 ms`."""
+    texts = []
+    for name in (name for name in NAMES if name in limits):
+        limit = limits[name]
+        text = f"{limit * 1e3:g} ms" if limit < 1 else f"{limit:g} s"
+        texts.append(f"{NAMES[name]} {at_most} {text}")
+    return ", ".join(texts)

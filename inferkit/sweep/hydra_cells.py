@@ -18,7 +18,7 @@ from inferkit.config.arguments import Arguments
 from inferkit.config.check import Checker
 from inferkit.config.faults import Cell
 from inferkit.config.grid import with_load
-from inferkit.config.sweep_rules import objective_of
+from inferkit.config.sweep_rules import objective_of, slo_limits
 from inferkit.online.cluster.supervisor import collected
 from inferkit.sweep.cell_run import CellRun
 from inferkit.sweep.cells import OK, JobResult, read_result
@@ -109,5 +109,6 @@ def objective_value(cell: PlannedCell, result: JobResult) -> float:
     """The objective of a cell; nan where it has none."""
     if cell.config is None or result.status != OK:
         return math.nan
-    value = read_outcome(cell.folder).number_of(objective_of(cell.config))
+    limits = slo_limits(cell.config.sweep.slo)
+    value = read_outcome(cell.folder, limits).number_of(objective_of(cell.config))
     return math.nan if value is None else value

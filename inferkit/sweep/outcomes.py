@@ -24,7 +24,7 @@ from inferkit.config.sweep_rules import (
     TOKENS_PER_S,
     TOKENS_PER_S_PER_DEVICE,
 )
-from inferkit.sweep.cells import OK, RESULT_FILE
+from inferkit.sweep.cells import INVALID, OK, RESULT_FILE
 from inferkit.sweep.goodput import RequestTimes, attainment, goodput
 
 METRICS_FILE = "metrics.json"
@@ -32,9 +32,8 @@ SWEEP_FILE = "sweep.json"
 REQUEST_FILES = ("requests.jsonl", "generations.jsonl")
 LEFT_OUT = ("expert_load.layers.",)
 """Metrics of single layers are no columns of a table."""
+NO_LIMITS: Mapping[str, float] = {}
 NOT_RUN = "not run"
-INVALID = "invalid"
-"""Status of a cell whose configuration has faults; with sweep.skip_invalid it is not run."""
 NEVER_RUN = (INVALID, NOT_RUN)
 NOT_GIVEN = "default"
 """Value of an axis in a cell that does not set it."""
@@ -103,23 +102,28 @@ def read_sweep(sweep_dir: Path) -> dict[str, Any]:
 
 def read_outcomes(sweep_dir: Path) -> list[Outcome]:
     """All cells by number; those of sweep.json that have no result were not run."""
-    listed = read_sweep(sweep_dir).get("cells")
-    if not listed:
-        folders = [path.parent for path in sweep_dir.glob(f"*/{RESULT_FILE}")]
-        return sorted((read_outcome(folder) for folder in folders), key=lambda cell: cell.number)
-    return [_outcome_of(sweep_dir / str(cell["folder"]), cell) for cell in listed]
+    record = read_sweep(sweep_dir)
+    limits, listed = limits_of(record.get("sweep", {})), record.get("cells")
+    if listed:
+        return [_outcome_of(sweep_dir / str(cell["folder"]), cell, limits) for cell in listed]
+    folders = [path.parent for path in sweep_dir.glob(f"*/{RESULT_FILE}")]
+    cells = (read_outcome(folder, limits) for folder in folders)
+    return sorted(cells, key=lambda cell: cell.number)
 
 
-def _outcome_of(run_dir: Path, cell: Mapping[str, Any]) -> Outcome:
+def _outcome_of(run_dir: Path, cell: Mapping[str, Any], limits: Mapping[str, float]) -> Outcome:
     """Of a cell as sweep.json lists it."""
     facts: dict[str, Any] = {"number": cell["number"], "overrides": tuple(cell["overrides"])}
     if not (run_dir / RESULT_FILE).is_file():
         return Outcome(status=NOT_RUN, run_dir=run_dir, **facts)
-    return replace(read_outcome(run_dir), **facts)
+    return replace(read_outcome(run_dir, limits), **facts)
 
 
-def read_outcome(run_dir: Path) -> Outcome:
+def read_outcome(run_dir: Path, limits: Mapping[str, float] = NO_LIMITS) -> Outcome:
     """The result of one cell, or of a run.
+
+    Args:
+        limits: of a good request; empty = those that its own configuration has.
 
     Raises:
         OSError, ValueError: the folder has no result.json, or it is none.
@@ -140,7 +144,7 @@ def read_outcome(run_dir: Path) -> Outcome:
         metrics=flat_metrics(metrics),
         config=config,
     )
-    return _with_derived(outcome)
+    return _with_derived(outcome, limits or limits_of(config.get("sweep") or {}))
 
 
 def limits_of(sweep: Mapping[str, Any]) -> dict[str, float]:
@@ -196,10 +200,9 @@ def as_number(text: str) -> float | None:
         return None
 
 
-def _with_derived(cell: Outcome) -> Outcome:
+def _with_derived(cell: Outcome, limits: Mapping[str, float]) -> Outcome:
     """The outcome with the figures per device, and those of limits where there are any."""
     metrics, devices = dict(cell.metrics), cell.num_devices
-    limits = limits_of(cell.config.get("sweep", {}))
     requests = _read_requests(cell.run_dir) if limits and cell.is_ok else ()
     tokens_per_s, wall_time_s = metrics.get(TOKENS_PER_S), metrics.get("wall_time_s")
     if tokens_per_s is not None:

@@ -23,7 +23,7 @@ from inferkit.config.sweep_rules import (
     TOKENS_PER_S,
     TOKENS_PER_S_PER_DEVICE,
 )
-from inferkit.sweep.goodput import attainment
+from inferkit.sweep.goodput import attainment, limits_text
 from inferkit.sweep.outcomes import Axis, Outcome
 from inferkit.sweep.plot_pareto import plot_pareto
 from inferkit.sweep.plot_plan import RATE, Plan, PlotColumn, cell_label, in_lines, plan_of
@@ -54,12 +54,12 @@ SCALES = tuple(2.0 ** (step / 8) for step in range(-24, 25))
 MAX_CURVES = 7
 BAR_WIDTH = 0.8
 """Of all bars at one place, which is 1 wide."""
+AT_MOST = "\N{LESS-THAN OR EQUAL TO}"
 CROSS_DISTANCE = 0.07
 """Between crosses at one place, of the height of a panel."""
 OFFERED: dict[str, Any] = {"color": GREY, "linestyle": "--", "linewidth": 1, "zorder": 0}
 SHORT_S = 10.0
 """Times below are told in milliseconds."""
-NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ def draw_pictures(
         (PARETO, partial(plot_pareto, cells, axes)),
     ]
     if limits:
-        title = f"Goodput\n{limits_text(limits)}"
+        title = f"Goodput\n{limits_text(limits, AT_MOST)}"
         pictures.append((GOODPUT_OVER_AXES, partial(plot_panels, cells, axes, GOOD_PANELS, title)))
         pictures.append((OTHER_LIMITS, partial(plot_scales, cells, axes, limits)))
     for name in PICTURES:
@@ -112,16 +112,6 @@ def draw_pictures(
     # A value that holds two dollar signs is no formula.
     with rc_context({"text.parse_math": False}):
         return [folder / name for name, draw in pictures if draw(folder / name)]
-
-
-def limits_text(limits: Mapping[str, float]) -> str:
-    """`TTFT <= 500 ms, TPOT <= 50 ms`."""
-    texts = []
-    for name in (name for name in NAMES if name in limits):
-        limit = limits[name]
-        text = f"{limit * 1e3:g} ms" if limit < 1 else f"{limit:g} s"
-        texts.append(f"{NAMES[name]} \N{LESS-THAN OR EQUAL TO} {text}")
-    return ", ".join(texts)
 
 
 def plot_panels(
@@ -191,7 +181,7 @@ def plot_scales(
     panel.xaxis.set_major_formatter(FuncFormatter(number_text))
     panel.set_xlim(SCALES[0], SCALES[-1])
     panel.set_ylim(-2, 100 * 1.03)
-    panel.set_xlabel(f"factor on every limit of {limits_text(limits)}")
+    panel.set_xlabel(f"factor on every limit of {limits_text(limits, AT_MOST)}")
     panel.set_ylabel("good requests, %")
     panel.grid(alpha=0.3)
     figure.suptitle("Good requests, were the limits other ones")

@@ -15,9 +15,9 @@ from rich.text import Text
 from inferkit.config.provenance import write_text
 from inferkit.config.sweep_rules import GOODPUT, TOKENS_PER_S, is_higher_better
 from inferkit.offline.summary import PatientConsole, shorten
-from inferkit.sweep.cells import OK
+from inferkit.sweep.cells import INVALID, OK
+from inferkit.sweep.goodput import limits_text
 from inferkit.sweep.outcomes import (
-    INVALID,
     Axis,
     Outcome,
     find_axes,
@@ -177,6 +177,8 @@ def _heading(summary: Summary, shared: Mapping[str, str]) -> list[Text]:
     ]
     if common:
         lines.append(Text("with " + " ".join(common)))
+    if summary.limits:
+        lines.append(Text(f"a request is good with {limits_text(summary.limits)}"))
     if shared:
         figures = [f"{title} {text}" for title, text in shared.items()]
         lines.append(Text("all cells: " + ", ".join(figures)))

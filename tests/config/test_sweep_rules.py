@@ -96,18 +96,14 @@ def test_the_default_objective_follows_from_limits() -> None:
     assert slo_limits(SloConfig(e2e_s=3.0)) == {"e2e_s": 3.0}
 
 
-def test_names_are_those_of_an_offline_run() -> None:
-    """Every name is written by a run, or derived by the summary, or of a load."""
+def test_names_are_those_that_runs_write_and_summaries_derive() -> None:
+    from inferkit.bench.load.client import Outcome
+    from inferkit.bench.load.metrics import collect_load_metrics
     from inferkit.offline.metrics import collect_metrics
     from inferkit.sweep.outcomes import flat_metrics
 
-    metrics = collect_metrics([], [], peak_memory_bytes=1, expert_load={0: [1, 2]})
-    derived = {
-        "output_tokens_per_s_per_device",
-        "goodput",
-        "goodput_per_device",
-        "slo_attainment",
-        "request_per_s",
-        "num_failed",
-    }
-    assert set(METRICS) - set(flat_metrics(metrics)) == derived
+    offline = collect_metrics([], [], peak_memory_bytes=1, expert_load={0: [1, 2]})
+    one = Outcome(request_id=0, num_prompt_tokens=1)
+    load = collect_load_metrics([one], has_rate=True, load_time_s=1.0, num_devices=1)
+    derived = {"output_tokens_per_s_per_device", "goodput", "goodput_per_device", "slo_attainment"}
+    assert set(METRICS) - set(flat_metrics(offline)) - set(flat_metrics(load)) == derived

@@ -1,6 +1,6 @@
 import pytest
 
-from inferkit.sweep.goodput import RequestTimes, attainment, goodput, is_good
+from inferkit.sweep.goodput import RequestTimes, attainment, goodput, is_good, limits_text
 
 LIMITS = {"ttft_s": 0.5, "tpot_s": 0.05}
 
@@ -63,3 +63,7 @@ def test_a_request_that_gave_nothing_is_not_finished(
     record: dict[str, str | None], is_finished: bool
 ) -> None:
     assert RequestTimes.from_record(record).is_finished is is_finished
+
+
+def test_limits_are_told_in_the_order_of_a_request() -> None:
+    assert limits_text({"e2e_s": 20.0, "ttft_s": 0.5}) == "TTFT <= 500 ms, E2E <= 20 s"

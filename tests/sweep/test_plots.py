@@ -12,7 +12,7 @@ from matplotlib.image import imread
 
 from inferkit.sweep.outcomes import find_axes, read_outcomes
 from inferkit.sweep.plot_pareto import pareto_front
-from inferkit.sweep.plots import draw_pictures, limits_text
+from inferkit.sweep.plots import draw_pictures
 from inferkit.sweep.summary import NO_PICTURES, summarise
 from tests.sweep.sweeps import metrics, write_cell, write_grid
 
@@ -148,9 +148,3 @@ def test_the_front_has_the_cells_that_no_other_beats(
     points: list[tuple[float, float]], front: list[int]
 ) -> None:
     assert pareto_front(points) == front
-
-
-def test_limits_are_told_in_the_order_of_a_request() -> None:
-    text = limits_text({"e2e_s": 20.0, "ttft_s": 0.5})
-
-    assert text == "TTFT \N{LESS-THAN OR EQUAL TO} 500 ms, E2E \N{LESS-THAN OR EQUAL TO} 20 s"

@@ -98,6 +98,7 @@ def test_with_limits_the_best_has_the_most_good_requests_per_second(tmp_path: Pa
 
     assert summary.objective == "goodput"
     assert summary.limits == {"ttft_s": 0.5}
+    assert "a request is good with TTFT <= 500 ms\n" in shown(summary)
     assert summary.best is not None
     assert summary.best.number == 0
     assert [row["goodput"] for row in rows(tmp_path)] == ["2.0", "0.5"]
@@ -134,6 +135,18 @@ def test_a_cell_without_result_was_not_run(tmp_path: Path) -> None:
     assert [(cell.number, cell.status) for cell in summary.cells] == [(0, "ok"), (7, "not run")]
     assert summary.num_failed == 1
     assert summary.objective == "ttft_s.p50"
+
+
+def test_limits_of_the_sweep_are_those_of_its_cells(tmp_path: Path) -> None:
+    values = metrics(tokens_per_s=1.0, ttft_s=0.1, tpot_s=0.01)
+    write_cell(tmp_path, 0, (), values=values, requests=[GOOD, LATE])
+    listed = [{"number": 0, "folder": "0", "overrides": []}]
+    record = {"sweep": {"slo": {"ttft_s": 0.5, "tpot_s": None}}, "cells": listed}
+    (tmp_path / "sweep.json").write_text(json.dumps(record), "utf-8")
+
+    (cell,) = summarise(tmp_path).cells
+
+    assert cell.metrics["slo_attainment"] == 0.5
 
 
 def test_one_cell(tmp_path: Path) -> None:
