@@ -162,9 +162,19 @@ class Sweep:
         return result
 
 
-def new_record(arguments: Arguments, cells: Sequence[PlannedCell], sweep_dir: Path) -> SweepRecord:
-    """Of a sweep that starts now."""
-    config = next((cell.config for cell in cells if cell.config is not None), None)
+def new_record(
+    arguments: Arguments,
+    sweep_dir: Path,
+    *,
+    cells: Sequence[PlannedCell],
+    config: InferenceConfig,
+) -> SweepRecord:
+    """Of a sweep that starts now.
+
+    Args:
+        cells: all of the grid; none of a search, which has no grid.
+        config: of any cell.
+    """
     return SweepRecord(
         command=str(arguments.command(program_name())),
         flags=arguments.flags,
