@@ -29,13 +29,18 @@ NOT_KNOWN = (
 )
 
 
-def take_revisions(base: str, head: str | None, arguments: Arguments) -> tuple[Snapshot, Snapshot]:
+def take_revisions(
+    base: str, head: str | None, arguments: Arguments, *, checkout: Checkout | None = None
+) -> tuple[Snapshot, Snapshot]:
     """The overrides of this command at `base` and at `head` (None = the code that runs).
+
+    Args:
+        checkout: whose revisions; None = that of the code that runs.
 
     Raises:
         ConfigError: there is no such revision, or nothing of inferkit's in it.
     """
-    checkout = find_checkout()
+    checkout = checkout or find_checkout()
     commits = [checkout.commit_of(name) for name in (base, head) if name is not None]
     words = arguments.overrides
     left = _at_revision(base, commits[0], checkout, arguments)

@@ -29,8 +29,12 @@ Of a prefill and a decode it says whether one can hand KV over to the other; a c
 compared within. With --base the same overrides are composed by the code of two git revisions.
 
   --base REVISION          a commit, branch or tag of this checkout: side A
-  --head REVISION          side B (left out: the code as it is now)
-  --format FORMAT          text (as it is left out), markdown for a review, or json
+  --head REVISION          side B; without it, the code as it is now
+  --format FORMAT          text (the default), markdown for a review, or json
+
+  inferkit diff parallel=tp16 parallel=dp8tp2
+  inferkit diff '' '+role=prefill parallel=tp16'
+  inferkit diff --base HEAD~1 --format markdown +role=decode
 
 Exit code: 0 = no difference that has an effect, 1 = they differ, 2 = they cannot be compared."""
 

@@ -1,0 +1,112 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferkit.config.check import Checker
+from inferkit.config.provenance import resolved_yaml
+from inferkit.config.space import ConfigSpace
+from inferkit.core.errors import ConfigError
+from inferkit.inspect.recorded import file_snapshot, run_snapshot
+
+MODEL = ("model=qwen3_8b", "model.with_ckpt=false")
+
+
+@pytest.fixture(scope="module")
+def space() -> ConfigSpace:
+    return ConfigSpace()
+
+
+@pytest.fixture
+def run_dir(space: ConfigSpace, tmp_path: Path, empty_cache: Path) -> Path:
+    """What a run of a model without weights has recorded."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    config = Checker(space, is_run=False).check_overrides([*MODEL, "parallel=tp2"]).config
+    assert config is not None
+    (folder / "config.resolved.yaml").write_text(resolved_yaml(config))
+    origin = {"kind": "option", "text": "parallel=tp2", "value": 2, "file": "x.yaml", "line": 3}
+    write(folder / "origins.json", {"parallel.world_size": [origin]})
+    choices = {"hydra/job_logging": "default", "parallel": "tp2", "model": "qwen3_8b"}
+    write(folder / "provenance.json", {"choices": choices})
+    write(folder / "metrics.json", {"num_requests": 3})
+    write(folder / "result.json", {"status": "ok"})
+    return folder
+
+
+def write(file: Path, value: Any) -> None:
+    file.write_text(json.dumps(value))
+
+
+def test_a_run_is_as_it_was_recorded(space: ConfigSpace, run_dir: Path) -> None:
+    found = run_snapshot(run_dir, space)
+
+    assert found.title == str(run_dir)
+    assert found.leaves["parallel.world_size"].value == 2
+    assert found.leaves["parallel.world_size"].origins[-1].place == "x.yaml:3"
+    assert found.leaves["scheduler.batch_size"].value == 32
+    assert found.leaves["scheduler.batch_size"].origins == ()
+    assert list(found.choices.items()) == [("model", "qwen3_8b"), ("parallel", "tp2")]
+    assert found.metrics == {"num_requests": 3}
+    assert {one.name: one.value for one in found.derived}["rank.heads"] == 16
+    assert (found.faults, found.notes) == ((), ())
+
+
+def test_what_has_become_of_a_run_is_noted(space: ConfigSpace, run_dir: Path) -> None:
+    write(run_dir / "result.json", {"status": "failed", "error": "no memory"})
+    (run_dir / "metrics.json").unlink()
+    failed = run_snapshot(run_dir, space)
+    (run_dir / "result.json").unlink()
+    unended = run_snapshot(run_dir, space)
+
+    assert failed.notes == ("the run ended with status failed: no memory",)
+    assert failed.metrics is None
+    assert unended.notes == ("has no result.json: the run has not ended, or was killed",)
+
+
+def test_keys_of_another_version_are_told(space: ConfigSpace, run_dir: Path) -> None:
+    file = run_dir / "config.resolved.yaml"
+    lines = file.read_text().replace("  limit: null\n", "  old_limit: null\n")
+    file.write_text(lines)
+
+    found = run_snapshot(run_dir, space)
+
+    assert found.leaves["data.limit"].value is None
+    (fault,) = found.faults
+    assert "data.old_limit=null: there is no such key" in fault
+    assert "was recorded by a version without data.limit; the defaults are shown" in found.notes
+
+
+def test_a_folder_without_a_run_is_refused(space: ConfigSpace, run_dir: Path) -> None:
+    sweep = run_dir.parent
+    with pytest.raises(ConfigError, match=r": is no run directory: it has no config.resolved.yaml"):
+        run_snapshot(sweep, space)
+    (sweep / "multirun.yaml").touch()
+    with pytest.raises(ConfigError, match=r": is a sweep; name .* its cells, as .*/run"):
+        run_snapshot(sweep, space)
+
+
+def test_a_file_that_is_cut_off_is_named(space: ConfigSpace, run_dir: Path) -> None:
+    (run_dir / "metrics.json").write_text('{"num')
+
+    with pytest.raises(ConfigError, match=r"metrics.json: cannot be read"):
+        run_snapshot(run_dir, space)
+
+
+def test_a_file_is_the_origin_of_its_keys(space: ConfigSpace, tmp_path: Path) -> None:
+    file = tmp_path / "some.yaml"
+    file.write_text(
+        "role: prefill\nscheduler:\n  batch_size: 0\n  max_new_tokens: 7\n"
+        "model:\n  arch: {hidden_size: 64}\n"
+    )
+
+    leaves = file_snapshot(file, space).leaves
+
+    assert leaves["scheduler.max_new_tokens"].origins[-1].place == f"{file}:4"
+    assert leaves["model.arch.hidden_size"].origins[-1].place == f"{file}:6"
+    batch = leaves["scheduler.batch_size"]
+    assert batch.value == 32
+    assert [origin.kind for origin in batch.origins] == ["file", "automatic"]
+    assert leaves["disagg.mode"].origins[-1].place.startswith("conf/role/prefill.yaml:")
+    assert leaves["data.limit"].origins[-1].kind == "schema"
