@@ -58,4 +58,8 @@ VERBS: Mapping[str, Verb] = {
         text="run what is missing of a sweep: resume DIR",
         module="inferkit.inspect.resume",
     ),
+    "diff": Verb(
+        text="show how two configurations, runs or git revisions differ",
+        module="inferkit.inspect.diff.verb",
+    ),
 }
