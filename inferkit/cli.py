@@ -23,6 +23,7 @@ from omegaconf import DictConfig, open_dict, read_write
 
 from inferkit.config.arguments import Arguments, UsageError, parse_arguments, program_name
 from inferkit.config.check import Checked
+from inferkit.config.completion import asked_shell, complete
 from inferkit.config.compose import to_inference_config
 from inferkit.config.faults import closest, did_you_mean, key_of
 from inferkit.config.help import help_text
@@ -137,13 +138,19 @@ def _unknown_verb(verb: str) -> str:
 
 
 def _show(arguments: Arguments, argv: Sequence[str]) -> int:
-    """Let Hydra show a configuration or its own facts."""
+    """Let Hydra show a configuration or its own facts; a shell is told what may be typed."""
     if arguments.shows == "cfg":
         command, space = arguments.command(program_name()), arguments.space()
         verdict = check_composition(command, space, resolves="--resolve" in arguments.flags)
         if not verdict.is_good:
             _tell(verdict.message)
             return EXIT_REFUSED
+    if arguments.shows == "shell_completion":
+        command, _ = asked_shell(arguments.overrides)
+        if command == "query":
+            line = os.environ.get("COMP_LINE", "")
+            print("\n".join(complete(line, arguments.space(), list(VERBS))))
+            return EXIT_OK
     words = argv if arguments.shows == "shell_completion" else hydra_words(arguments)
     # Hydra shows through logging, which turns a closed pipe (`| head`) into tracebacks.
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
