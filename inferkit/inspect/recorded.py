@@ -15,6 +15,7 @@ from inferkit.config.recorded import read_origins
 from inferkit.config.space import ConfigSpace
 from inferkit.config.yaml_lines import key_lines, line_of
 from inferkit.core.errors import ConfigError
+from inferkit.inspect.circumstances import circumstances
 from inferkit.inspect.snapshot import Leaf, Origin, Snapshot
 from inferkit.inspect.take import take_snapshot
 
@@ -66,7 +67,8 @@ def run_snapshot(run_dir: Path, space: ConfigSpace, *, title: str = "") -> Snaps
     found = take_snapshot(words_of_file(file, space), space, title=title or str(run_dir))
     recorded = _flat_yaml(file)
     origins = read_origins(run_dir)
-    choices: dict[str, str | None] = read_json(run_dir / PROVENANCE_FILE).get("choices", {})
+    provenance = read_json(run_dir / PROVENANCE_FILE)
+    choices: dict[str, str | None] = provenance.get("choices", {})
     metrics = read_json(run_dir / METRICS_FILE)
     return replace(
         found,
@@ -80,6 +82,7 @@ def run_snapshot(run_dir: Path, space: ConfigSpace, *, title: str = "") -> Snaps
             *_notes(run_dir, [key for key in found.leaves if key not in recorded]),
         ),
         metrics=metrics or None,
+        circumstances=circumstances(provenance),
     )
 
 

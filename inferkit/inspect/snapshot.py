@@ -68,6 +68,8 @@ class Snapshot:
     """What could not be found out, and why."""
     metrics: Mapping[str, Any] | None = None
     """metrics.json of a run directory."""
+    circumstances: Mapping[str, str] = field(default_factory=dict)
+    """With what a run was made: `version torch` -> `2.13.0`; empty where nothing has run."""
 
     def __post_init__(self) -> None:
         """Secrets never get into a snapshot, whatever it was taken from."""
@@ -100,4 +102,5 @@ class Snapshot:
             warnings=tuple(data["warnings"]),
             notes=tuple(data["notes"]),
             metrics=data["metrics"],
+            circumstances=data.get("circumstances", {}),
         )

@@ -47,6 +47,10 @@ def to_data(comparison: Comparison) -> dict[str, Any]:
         ],
         "faults": _sentences(comparison.faults),
         "warnings": _sentences(comparison.warnings),
+        "made_with": [
+            {"name": pair.name, "a": pair.left, "b": pair.right}
+            for pair in comparison.circumstances
+        ],
         "metrics": [
             {
                 "name": pair.name,

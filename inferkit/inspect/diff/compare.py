@@ -49,6 +49,15 @@ class DerivedPair:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CircumstancePair:
+    """Something with which two runs were made, and that differs; None = a side lacks it."""
+
+    name: str
+    left: str | None
+    right: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sentences:
     """Faults or warnings, by who has them."""
 
@@ -77,6 +86,8 @@ class Comparison:
     """Empty where those of a side are not known."""
     faults: Sentences
     warnings: Sentences
+    circumstances: tuple[CircumstancePair, ...]
+    """Of two run directories: code, versions, files, machine."""
     metrics: tuple[MetricPair, ...]
     """Of two run directories; all figures that both have, equal ones too."""
     hand_off: HandOff | None
@@ -85,7 +96,8 @@ class Comparison:
     @property
     def has_effect(self) -> bool:
         """Whether the two mean different things. Other names for equal values do not count, nor
-        do warnings (they follow from what was typed), nor metrics (no two runs have the same)."""
+        do warnings (they follow from what was typed), nor what two runs were made with and came
+        to."""
         return bool(self.leaves or self.derived) or self.faults.differ
 
 
@@ -103,6 +115,7 @@ def compare(left: Snapshot, right: Snapshot) -> Comparison:
         derived=tuple(_derived(left.derived, right.derived)),
         faults=_sentences(left.faults, right.faults),
         warnings=_sentences(left.warnings, right.warnings),
+        circumstances=tuple(_circumstances(left.circumstances, right.circumstances)),
         metrics=compare_metrics(left.metrics, right.metrics),
         hand_off=hand_off(left, right),
     )
@@ -186,6 +199,14 @@ def _joined(one: Derived | None) -> list[Any]:
     """The groups of more than one rank: ranks that are alone are so without a group, too."""
     groups = [] if one is None else one.value
     return [ranks for ranks in groups if len(ranks) > 1]
+
+
+def _circumstances(left: Mapping[str, str], right: Mapping[str, str]) -> Iterable[CircumstancePair]:
+    kinds = {name.partition(" ")[0] for name in left} & {name.partition(" ")[0] for name in right}
+    for name in _merged_order(list(left), list(right)):
+        mine, other = left.get(name), right.get(name)
+        if mine != other and name.partition(" ")[0] in kinds:
+            yield CircumstancePair(name=name, left=mine, right=other)
 
 
 def _sentences(left: Sequence[str], right: Sequence[str]) -> Sentences:

@@ -36,6 +36,7 @@ def as_markdown(comparison: Comparison) -> str:
         _table(["groups of ranks", "A", "B", ""], _groups(comparison)),
         _sentences("Rules broken", comparison.faults),
         _sentences("Warnings", replace(comparison.warnings, both=())),
+        _table(["made with", "A", "B", ""], _circumstances(comparison)),
         _table(["metric (one run each)", "A", "B", "B against A"], _metrics(comparison)),
         _list("Notes", notes(comparison)),
     ]
@@ -82,6 +83,11 @@ def _derived(comparison: Comparison) -> Iterator[list[str]]:
 def _groups(comparison: Comparison) -> Iterator[list[str]]:
     for ranks, names in group_rows(comparison).items():
         yield [_codes(names), *map(_code, ranks), ""]
+
+
+def _circumstances(comparison: Comparison) -> Iterator[list[str]]:
+    for pair in comparison.circumstances:
+        yield [_escaped(pair.name), *(_escaped(side or "") for side in (pair.left, pair.right)), ""]
 
 
 def _metrics(comparison: Comparison) -> Iterator[list[str]]:

@@ -76,6 +76,7 @@ def as_text(comparison: Comparison) -> str:
         ("groups of ranks", _groups(comparison)),
         ("rules broken", _sentences(comparison.faults)),
         ("warnings", _sentences(replace(comparison.warnings, both=()))),
+        ("made with", _table(_circumstances(comparison))),
         ("metrics of one run each", _table(_metrics(comparison))),
         ("notes", [line for text in notes(comparison) for line in _wrapped(text, "  ", "    ")]),
     )
@@ -141,6 +142,11 @@ def _groups(comparison: Comparison) -> Iterator[str]:
         yield from _wrapped(", ".join(names), "  ", "  ")
         line = f"      {left} {ARROW} {right}"
         yield from [line] if len(line) <= LINE_LENGTH else [f"      A  {left}", f"      B  {right}"]
+
+
+def _circumstances(comparison: Comparison) -> Iterator[Row]:
+    for pair in comparison.circumstances:
+        yield Row(name=pair.name, left=pair.left or NONE, right=pair.right or NONE)
 
 
 def _metrics(comparison: Comparison) -> Iterator[Row]:

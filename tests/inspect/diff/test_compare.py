@@ -117,3 +117,16 @@ def test_metrics_are_no_effect() -> None:
 
     assert len(found.metrics) == 1
     assert not found.has_effect
+
+
+def test_what_runs_were_made_with_is_compared_where_both_record_it() -> None:
+    left = {"code": "a", "version torch": "1", "version gguf": "1", "host name": "x"}
+    right = {"code": "a", "version torch": "2", "environment OMP_X": "1"}
+
+    found = compare(snapshot(circumstances=left), snapshot(circumstances=right))
+
+    assert [(pair.name, pair.left, pair.right) for pair in found.circumstances] == [
+        ("version torch", "1", "2"),
+        ("version gguf", "1", None),
+    ]
+    assert not found.has_effect

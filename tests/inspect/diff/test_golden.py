@@ -114,6 +114,12 @@ A = snapshot(
     ),
     warnings=("data.top_p=1: has no effect",),
     notes=("was recorded by a version without data.limit; the defaults are shown",),
+    circumstances={
+        "code": "0123456789 with changes, files abcdef0123",
+        "version torch": "2.13.0",
+        "version python": "3.11.7",
+        "host name": "one",
+    },
     metrics={
         "num_requests": 8,
         "wall_time_s": 12.5,
@@ -140,6 +146,13 @@ B = snapshot(
         derived("rank.weight_bytes", 10 * 2**30, "bytes", "10,240 MiB"),
         derived("kv_cache.block_bytes", 2 * 2**20, "bytes", "2 MiB"),
     ),
+    circumstances={
+        "code": "9876543210",
+        "version torch": "2.14.0",
+        "version python": "3.11.7",
+        "host name": "one",
+        "environment OMP_NUM_THREADS": "2",
+    },
     metrics={
         "num_requests": 8,
         "wall_time_s": 15.0,
