@@ -52,14 +52,17 @@ def run(arguments: Arguments) -> int:
     words = list(arguments.overrides)
     keys = [word for word in words if _is_key(word)]
     overrides = [word for word in words if not _is_key(word)]
-    source = keys.pop(0) if keys and words[0] == keys[0] and _is_place(keys[0]) else ""
+    space = arguments.space()
+    is_first = bool(keys) and words[0] == keys[0] and keys[0] not in space.groups
+    source = keys.pop(0) if is_first and _is_place(keys[0]) else ""
     if source and overrides:
         raise UsageError(
             f"{source} is as it was recorded, so {overrides[0]} cannot change it; leave one out"
         )
-    space = arguments.space()
     if source:
         path = Path(source)
+        if not path.exists():
+            raise UsageError(f"{source}: there is no such folder or file")
         snapshot = (file_snapshot if path.is_file() else run_snapshot)(path, space)
     else:
         snapshot = take_snapshot(overrides, space)

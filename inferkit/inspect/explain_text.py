@@ -145,7 +145,10 @@ def _derived_lines(found: Iterable[Derived]) -> Iterator[str]:
 
 def _sentences(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
-        yield from _wrapped(" ".join(text.split()), "  ", "      ")
+        first, *others = text.splitlines()
+        yield from _wrapped(first, "  ", "      ")
+        for line in others:
+            yield from _wrapped(line.strip(), "      ", "      ")
 
 
 def _cut(text: str) -> str:

@@ -13,6 +13,7 @@ from inferkit.config.overrides import compose_checked
 from inferkit.config.provenance import plain
 from inferkit.config.resolve import resolve_automatic
 from inferkit.config.schema import InferenceConfig
+from inferkit.config.secrets import secret_faults
 from inferkit.config.space import ConfigSpace
 from inferkit.config.walk import structure_faults
 from inferkit.core.parallel_layout import layout_faults
@@ -43,8 +44,8 @@ def take_snapshot(overrides: Sequence[str], space: ConfigSpace, *, title: str = 
     resolved = checked.config or _resolved(composed, checked)
     values = flat(plain(resolved))
     origins = with_automatic(origins, resolved)
-    for fault in structure_faults(composition.cfg):
-        if fault.key in written:
+    for fault in (*structure_faults(composition.cfg), *secret_faults(composition.cfg)):
+        if fault.key in written:  # its value is only a harmless one now
             values[fault.key] = written[fault.key]
     notes = []
     if checked.config is not None and checked.files.arch is None:

@@ -27,7 +27,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         assert explain.run(parse_arguments(words, explain.add_options)) == 0
         text = capsys.readouterr().out
         assert all(len(line) <= 130 for line in text.splitlines() if "--format" not in words)
-        return re.sub(r"(schema\.py):\d+", r"\1:N", text)
+        return re.sub(r"(schema\.py|conf/role/\w+\.yaml):\d+", r"\1:N", text)
 
     return run
 
@@ -36,7 +36,7 @@ def test_a_key_with_all_who_set_it(told: Callable[..., str]) -> None:
     assert told("scheduler.max_new_tokens", "+role=decode", "scheduler.max_new_tokens=7") == (
         "scheduler.max_new_tokens = 7\n"
         "  set by      command line, scheduler.max_new_tokens=7\n"
-        "  instead of  0   +role=decode, conf/role/decode.yaml:10\n"
+        "  instead of  0   +role=decode, conf/role/decode.yaml:N\n"
         "  instead of  32  default, inferkit/config/schema.py:N\n"
     )
 
@@ -88,9 +88,9 @@ def test_everything_is_shown_where_no_key_is_named(told: Callable[..., str]) -> 
     titles = [line for line in text.splitlines() if line and not line.startswith(" ")]
 
     assert titles == ["group choices", "keys", "cannot run"]
-    assert re.search(r"^  scheduler +prefill +conf/role/prefill.yaml:\d+, over", text, re.M)
+    assert re.search(r"^  scheduler +prefill +conf/role/prefill.yaml:N, over", text, re.M)
     assert re.search(
-        r"^  kv_cache.enable_prefix_cache +true +conf/role/prefill.yaml:\d+$", text, re.M
+        r"^  kv_cache.enable_prefix_cache +true +conf/role/prefill.yaml:N$", text, re.M
     )
     assert "parallel=tp3: there is no such option" in text
 
@@ -181,3 +181,29 @@ def test_what_cannot_be_explained_is_refused(told: Callable[..., str], run_dir: 
         told("-m", "data.limit=1,2")
     with pytest.raises(ConfigError, match="is no run directory"):
         told(str(run_dir.parent), "data.limit")
+    with pytest.raises(UsageError, match="there is no such folder or file"):
+        told("outputs/gone", "data.limit")
+    with pytest.raises(UsageError, match="argument --format: invalid choice: 'yaml'"):
+        told("--format", "yaml")
+
+
+def test_a_group_with_a_slash_is_no_folder(told: Callable[..., str]) -> None:
+    text = told("disagg/transfer", "+role=decode")
+
+    assert text.startswith("disagg/transfer = shared_memory  (a group; ")
+    assert "  set by      +role=decode, conf/role/decode.yaml:" in text
+
+
+def test_a_secret_is_never_shown(told: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVICE_API_KEY", "value-of-a-secret")
+    key = "model.custom_params.api_key"
+    of_variable = (key, f"+{key}=${{oc.env:SERVICE_API_KEY}}")
+
+    assert told(*of_variable).startswith(
+        f"{key} = <secret SERVICE_API_KEY>\n"
+        f"  set by      command line, +{key}=${{oc.env:SERVICE_API_KEY}}\n"
+    )
+    for words in (of_variable, (key, f"+{key}=value-of-a-secret")):
+        for options in ((), ("--format", "json")):
+            assert "value-of-a-secret" not in told(*words, *options)
+    assert told(key, f"+{key}=value-of-a-secret").startswith(f"{key} = <secret>\n")
