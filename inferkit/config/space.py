@@ -6,6 +6,7 @@ few Hydra internals that are used here are pinned by tests/config/test_space.py.
 
 import contextlib
 import copy
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -151,6 +152,22 @@ class ConfigSpace:
             found = self.loader.get_group_options(group)
             self._options[group] = sorted(found, key=_natural_key)
         return self._options[group]
+
+    def comment(self, option: str) -> str:
+        """The comment that the file of `group/option` begins with; empty where it has none.
+
+        Raises:
+            HydraException: there is no such option, or its file is broken.
+        """
+        with _broken_files_named():
+            found = self.loader.repository.load_config(option)
+        if found is None or not found.path.startswith("file://"):
+            return ""
+        file = Path(found.path.removeprefix("file://"), f"{option}.yaml")
+        lines = file.read_text("utf-8").splitlines()
+        comments = itertools.takewhile(lambda line: line.startswith("#"), lines)
+        texts = (line.lstrip("# ") for line in comments)
+        return " ".join(text for text in texts if not text.startswith("@package"))
 
     @cached_property
     def defaults(self) -> dict[str, str | None]:

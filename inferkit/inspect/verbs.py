@@ -46,20 +46,20 @@ VERBS: Mapping[str, Verb] = {
         text="check a configuration and show what it comes to, without running it",
         module="inferkit.inspect.check",
     ),
-    "replay": Verb(
-        text="run what a folder has recorded again, and compare the tokens",
-        module="inferkit.inspect.replay",
-    ),
     "explain": Verb(
         text="show where values come from, whom they overrode, and what follows from them",
         module="inferkit.inspect.explain",
     ),
-    "resume": Verb(
-        text="run what is missing of a sweep: resume DIR",
-        module="inferkit.inspect.resume",
-    ),
     "diff": Verb(
         text="show how two configurations, runs or git revisions differ",
         module="inferkit.inspect.diff.verb",
+    ),
+    "replay": Verb(
+        text="run what a folder has recorded again, and compare the tokens",
+        module="inferkit.inspect.replay",
+    ),
+    "resume": Verb(
+        text="run those cells of a sweep that are missing, and sum all of them up",
+        module="inferkit.inspect.resume",
     ),
 }
