@@ -14,9 +14,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from inferkit.config.check import Checker
 from inferkit.config.faults import key_of
-from inferkit.config.keys import find_key, is_dictionary
+from inferkit.config.keys import find_key, is_dictionary, type_hints
 from inferkit.config.leaves import flat, unresolved
 from inferkit.config.provenance import plain
+from inferkit.config.schema import InferenceConfig
 from inferkit.config.space import ConfigSpace
 from inferkit.core.errors import ConfigError
 
@@ -69,6 +70,13 @@ def _content(file: Path) -> Mapping[str, Any]:
             "name its folder of options with --config-dir, and write GROUP=OPTION"
         )
     content.pop("hydra", None)
+    known = type_hints(OmegaConf.structured(InferenceConfig))
+    if content and not known.keys() & set(map(str, content)):
+        names = ", ".join(map(str, list(content)[:3]))
+        raise ConfigError(
+            f"{file}: holds no configuration: its keys are {names}{', ...' * (len(content) > 3)}; "
+            f"those of a configuration are {', '.join(known)}"
+        )
     return {str(key): value for key, value in content.items()}
 
 

@@ -23,6 +23,7 @@ FILE = "file"
 """Kind of an origin: a YAML file that is no option of a group."""
 METRICS_FILE = "metrics.json"
 RESULT_FILE = "result.json"
+MAX_RUNS_SHOWN = 3
 SWEEP_FILES = ("multirun.yaml", "sweep.json")
 
 
@@ -92,11 +93,13 @@ def _flat_yaml(file: Path) -> dict[str, Any]:
 
 
 def _no_run(folder: Path) -> str:
-    if any((folder / name).is_file() for name in SWEEP_FILES):
-        cells = sorted(path.parent.name for path in folder.glob(f"*/{RESOLVED_FILE}"))
-        example = f", as {folder / cells[0]}" if cells else ""
-        return f"{folder}: is a sweep; name the folder of one of its cells{example}"
-    return f"{folder}: is no run directory: it has no {RESOLVED_FILE}"
+    runs = [path.parent for path in folder.glob(f"*/{RESOLVED_FILE}")]
+    runs.sort(key=lambda run: (len(run.name), run.name))
+    if runs and any((folder / name).is_file() for name in SWEEP_FILES):
+        return f"{folder}: is a sweep; name the folder of one of its cells, as {runs[0]}"
+    inside = f"; runs in it are {', '.join(map(str, runs[:MAX_RUNS_SHOWN]))}" if runs else ""
+    more = ", ..." if len(runs) > MAX_RUNS_SHOWN else ""
+    return f"{folder}: is no run directory: it has no {RESOLVED_FILE}{inside}{more}"
 
 
 def _notes(run_dir: Path, missing: list[str]) -> list[str]:

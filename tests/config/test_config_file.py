@@ -101,6 +101,10 @@ def test_values_that_are_automatic_anyway_are_no_words(space: ConfigSpace, tmp_p
     [
         ("a: [1", r"some.yaml line 1: broken YAML"),
         ("- 1", r"some.yaml: holds no configuration: its keys must be names such as 'model'"),
+        (
+            "num_steps: 1\nttft_s: {p50: 1}",
+            r"holds no configuration: its keys are num_steps, ttft_s; those .* are role, allowed_",
+        ),
         ("defaults: [a]", r"some.yaml: has a defaults list.* write GROUP=OPTION"),
     ],
 )

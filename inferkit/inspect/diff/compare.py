@@ -210,11 +210,17 @@ def _circumstances(left: Mapping[str, str], right: Mapping[str, str]) -> Iterabl
 
 
 def _sentences(left: Sequence[str], right: Sequence[str]) -> Sentences:
+    """By their words: how they are broken into lines means nothing."""
+    mine, others = {_words(text) for text in left}, {_words(text) for text in right}
     return Sentences(
-        left=tuple(text for text in left if text not in right),
-        right=tuple(text for text in right if text not in left),
-        both=tuple(text for text in left if text in right),
+        left=tuple(text for text in left if _words(text) not in others),
+        right=tuple(text for text in right if _words(text) not in mine),
+        both=tuple(text for text in left if _words(text) in others),
     )
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _is_same(left: Any, right: Any) -> bool:

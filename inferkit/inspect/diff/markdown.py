@@ -103,7 +103,7 @@ def _sentences(title: str, found: Sentences) -> list[str]:
 
 
 def _list(title: str, texts: Sequence[str]) -> list[str]:
-    lines = [f"- {_escaped(' '.join(text.split()))}" for text in texts]
+    lines = [f"- {'<br>'.join(map(_escaped, text.splitlines()))}" for text in texts]
     return [f"**{title}**", "", *lines] if lines else []
 
 

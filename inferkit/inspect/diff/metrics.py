@@ -45,10 +45,8 @@ class MetricPair:
 
     @property
     def is_detail(self) -> bool:
-        """Whether people can do without it: an equal count, or a part of a distribution."""
-        if not self.left and not self.right:
-            return True
-        if not self.verdict and self.left == self.right or WITHIN_STEPS in self.name:
+        """Whether people can do without it: it is the same, or a part of a distribution."""
+        if self.left == self.right or WITHIN_STEPS in self.name:
             return True
         return "." in self.name and self.name.rpartition(".")[2] in DETAILS
 

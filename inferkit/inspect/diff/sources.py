@@ -54,7 +54,7 @@ def take_side(word: str, space: ConfigSpace) -> Snapshot:
         return run_snapshot(path, space)
     if word and path.is_file():
         option = _option_of(path, space)
-        return take_snapshot([option], space) if option else file_snapshot(path, space)
+        return file_snapshot(path, space) if option is None else take_snapshot(option, space)
     words = override_words(word)
     if words is None:
         raise ConfigError(_no_side(word))
@@ -117,16 +117,22 @@ def _instance_dir(run_dir: Path, role: str) -> Path | None:
     return None
 
 
-def _option_of(path: Path, space: ConfigSpace) -> str:
-    """`parallel=tp16` of conf/parallel/tp16.yaml; empty for a file that is no option."""
+def _option_of(path: Path, space: ConfigSpace) -> list[str] | None:
+    """`parallel=tp16` of conf/parallel/tp16.yaml, nothing of the primary configuration.
+
+    None = the file is no option.
+    """
     file = Path(os.path.realpath(path))
     for entry in space.loader.get_search_path().get_path():
         root = Path(os.path.realpath(str(entry.path).removeprefix("file://")))
-        if file.is_relative_to(root) and file.suffix == ".yaml":
-            group = file.relative_to(root).parent.as_posix()
-            if space.is_group(group):
-                return f"{'' if group in space.defaults else '+'}{group}={file.stem}"
-    return ""
+        if not file.is_relative_to(root) or file.suffix != ".yaml":
+            continue
+        group = file.relative_to(root).parent.as_posix()
+        if group == ".":
+            return [] if file.stem == space.config_name else None
+        if space.is_group(group):
+            return [f"{'' if group in space.defaults else '+'}{group}={file.stem}"]
+    return None
 
 
 def _no_side(word: str) -> str:

@@ -163,7 +163,10 @@ def _metrics(comparison: Comparison) -> Iterator[Row]:
 def _sentences(found: Sentences) -> Iterator[str]:
     for letter, texts in (("A", found.left), ("B", found.right), ("A and B", found.both)):
         for text in texts:
-            yield from _wrapped(f"{letter}: {text}", "  ", "      ")
+            first, *others = text.splitlines()
+            yield from _wrapped(f"{letter}: {first}", "  ", "      ")
+            for line in others:
+                yield from _wrapped(line, "      ", "      ")
 
 
 def _wrapped(text: str, first: str, others: str) -> list[str]:

@@ -7,6 +7,7 @@ from inferkit.config.origins import AUTOMATIC, PRIMARY, SCHEMA
 from inferkit.inspect.diff.compare import ChoicePair, Comparison, DerivedPair, LeafPair
 from inferkit.inspect.diff.hand_off import HandOff
 from inferkit.inspect.diff.metrics import MetricPair
+from inferkit.inspect.recorded import FILE
 from inferkit.inspect.snapshot import Derived, Leaf, Origin
 from inferkit.inspect.wording import BYTES, derived_text, value_text
 
@@ -68,6 +69,8 @@ def _last(origins: Sequence[Origin]) -> str:
         return "default"
     if origin.kind == AUTOMATIC:
         return f"automatic: {origin.text}" if origin.text else "automatic"
+    if origin.kind == FILE and origin.line:
+        return f"line {origin.line}"  # of the side itself
     return origin.place or origin.kind
 
 

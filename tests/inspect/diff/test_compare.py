@@ -92,7 +92,7 @@ def test_faults_of_one_side_are_a_difference_and_warnings_are_none() -> None:
     )
     assert found.has_effect
     assert not compare(snapshot(warnings=("w",)), snapshot()).has_effect
-    assert not compare(snapshot(faults=("f",)), snapshot(faults=("f",))).has_effect
+    assert not compare(snapshot(faults=("f\ng",)), snapshot(faults=("f g",))).has_effect
 
 
 def test_automatic_values_are_compared_as_written_where_a_side_has_faults() -> None:

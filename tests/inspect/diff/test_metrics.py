@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 
@@ -53,9 +54,11 @@ def test_experts_one_by_one_are_left_out() -> None:
 
 
 def test_people_see_no_details() -> None:
-    left = {"num_requests": 4, "num_steps": 5, "queue_s": 0.0}
+    left: dict[str, Any] = {"num_requests": 4, "num_steps": 5, "queue_s": 0.0}
     left["tpot_s"] = {"num": 3, "mean": 1.0, "p50": 1.0, "p90": 1.0, "p99": 1.0}
-    right = left | {"num_steps": 6}
+    right = left | {"num_steps": 6, "tpot_s": {name: 2.0 for name in left["tpot_s"]}}
+    left["steps"] = {"decode": {"inference_time_s": {"p50": 1.0}}}
+    right["steps"] = {"decode": {"inference_time_s": {"p50": 2.0}}}
 
     shown = [pair.name for pair in compare_metrics(left, right) if not pair.is_detail]
 

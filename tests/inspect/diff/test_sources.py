@@ -64,6 +64,7 @@ def test_a_side_is_a_file_with_some_keys(space: ConfigSpace) -> None:
     [
         ("conf/parallel/tp16.yaml", "parallel=tp16"),
         ("inferkit/conf/role/decode.yaml", "+role=decode"),
+        ("conf/config.yaml", "defaults"),
         ("conf/disagg/transfer/tcp.yaml", "disagg/transfer=tcp"),
     ],
 )
