@@ -28,23 +28,12 @@ def expand(
     faults = []
     parsed = []
     for text in [*(f"{key}={value}" for key, value in params.items()), *overrides]:
-        fault = syntax_fault(space, text)
+        fault = syntax_fault(space, text) or own_sweep_fault(space, text)
         if fault is not None:
             faults.append(fault)
             continue
         override = space.parse(text)
-        key = override.key_or_group
-        if override.is_sweep_override() and (
-            override.is_hydra_override() or key.partition(".")[0] == SWEEP
-        ):
-            own = "Hydra's own settings are" if override.is_hydra_override() else "it is"
-            problem = f"{own} the same in every cell; give one value"
-            fix = None
-            if override.is_discrete_sweep():
-                first = next(override.sweep_string_iterator())
-                fix = Fix(add=(f"{override.get_key_element()}={first}",))
-            faults.append(Fault(key=key, given=text, problem=problem, fix=fix))
-        elif not override.is_hydra_override():
+        if not override.is_hydra_override():
             parsed.append(override)
     if faults:
         return [], faults
@@ -53,9 +42,26 @@ def expand(
     except HydraException:
         # Only an interval has no values that could be counted.
         texts = [o.input_line or "" for o in parsed if o.is_interval_sweep()]
-        problem = "has no single values; name them (0.5,0.9), or give a range(1,5)"
+        problem = "has no single values; name them (0.5,0.9), give a range(1,5), or search it with "
+        problem += "hydra/sweeper=optuna"
         return [], [Fault(key=key_of(text), given=text, problem=problem) for text in texts]
     return [Cell(number=n, overrides=tuple(row)) for n, row in enumerate(rows)], []
+
+
+def own_sweep_fault(space: ConfigSpace, text: str) -> Fault | None:
+    """What is wrong with several values of a key that is of the sweep itself."""
+    override = space.parse(text)
+    key = override.key_or_group
+    is_own = override.is_hydra_override() or key.partition(".")[0] == SWEEP
+    if not (is_own and override.is_sweep_override()):
+        return None
+    own = "Hydra's own settings are" if override.is_hydra_override() else "it is"
+    problem = f"{own} the same in every cell; give one value"
+    fix = None
+    if override.is_discrete_sweep():
+        first = next(override.sweep_string_iterator())
+        fix = Fix(add=(f"{override.get_key_element()}={first}",))
+    return Fault(key=key, given=text, problem=problem, fix=fix)
 
 
 def with_load(space: ConfigSpace, cell: Cell) -> Cell:
@@ -71,14 +77,18 @@ def with_load(space: ConfigSpace, cell: Cell) -> Cell:
 
 
 def narrowed(
-    space: ConfigSpace, overrides: Sequence[str], good: Sequence[Cell]
+    space: ConfigSpace, overrides: Sequence[str], good: Sequence[Cell], *, is_search: bool = False
 ) -> tuple[Fix, ...] | None:
-    """Fixes that leave of every axis the values of good cells; None where an axis gets empty."""
+    """Fixes that leave of every axis the values of good cells; None where an axis gets empty.
+
+    Args:
+        is_search: the cells have the edges of ranges only.
+    """
     kept = {text for cell in good for text in cell.overrides}
     fixes = []
     for text in overrides:
         override = space.parse(text)
-        if not override.is_sweep_override():
+        if not override.is_discrete_sweep() or (is_search and not override.is_choice_sweep()):
             continue
         key = override.get_key_element()
         values = list(override.sweep_string_iterator())

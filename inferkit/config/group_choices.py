@@ -8,6 +8,7 @@ from hydra.core.override_parser.types import Override
 from inferkit.config.faults import Fault, Fix, closest, did_you_mean, key_of
 from inferkit.config.meant import NO_PIPELINE
 from inferkit.config.parallel_rules import sizes_named
+from inferkit.config.plugins import missing_plugin
 from inferkit.config.space import ConfigSpace
 from inferkit.config.syntax import syntax_fault
 
@@ -97,6 +98,9 @@ def _unknown_option(space: ConfigSpace, text: str, name: str, overrides: Sequenc
             return _unwritten_option(text, sizes, overrides)
         if PIPELINE.fullmatch(name):
             return Fault(key=group, given=text, problem=f"{NO_PIPELINE}\n{listed}", fix=dropped)
+    plugin = missing_plugin(f"{group}={name}")
+    if plugin:
+        return Fault(key=group, given=text, problem=plugin, fix=dropped)
     sign = "" if has_default else "+"
     guess = closest(name, options, SIMILAR_OPTION)
     meant = did_you_mean(guess and f"{sign}{group}={guess}")

@@ -43,6 +43,9 @@ def find_key(cfg: DictConfig, key: str) -> KeyInfo:
     parts = key.split(".")
     for position, part in enumerate(parts):
         hints = type_hints(node)
+        if isinstance(node, DictConfig) and part in node:
+            # A plugin's option may have keys that the type of its node has not.
+            hints = {part: Any} | hints
         if part not in hints:
             return KeyInfo(parent=".".join(parent), siblings=tuple(hints))
         hint = hints[part]

@@ -12,6 +12,7 @@ from inferkit.config.faults import Fault, Fix, key_of, shell_quote
 from inferkit.config.group_choices import group_fault, repeated_choices
 from inferkit.config.key_overrides import key_fault
 from inferkit.config.keys import find_key, is_text, list_item_type
+from inferkit.config.plugins import missing_in_file
 from inferkit.config.secrets import hydra_secret_faults
 from inferkit.config.space import ConfigSpace
 from inferkit.config.syntax import syntax_fault as syntax_fault
@@ -109,6 +110,9 @@ def _composable(space: ConfigSpace, groups: list[str]) -> tuple[list[str], dict[
 
 def reason(error: HydraException) -> str:
     """What Hydra says, and the cause beneath it, without its advice to add keys with '+'."""
+    plugin = missing_in_file(str(error))
+    if plugin:
+        return plugin
     parts = [str(error)] + ([str(error.__cause__)] if error.__cause__ else [])
     lines = [line.strip() for part in parts for line in part.splitlines()]
     internal = ("full_key:", "object_type=", "reference_type=", "To append to your config")

@@ -23,12 +23,16 @@ from inferkit.config.grid import expand, narrowed, with_load
 from inferkit.config.overrides import Composition, compose_checked, syntax_fault
 from inferkit.config.run_folder import folder_problem
 from inferkit.config.schema import InferenceConfig
+from inferkit.config.search_space import direction_fault, is_search, probes
 from inferkit.config.space import ConfigSpace
+from inferkit.config.sweep_rules import objective_of
 from inferkit.config.walk import structure_faults
 
 MULTIRUN = ("-m", "--multirun")
 ROUTER = "router"
 """A role without ranks."""
+HYDRA = ("hydra.", "hydra/")
+"""How keys of Hydra's own settings begin: those of a sweep are checked once, not in every cell."""
 CHECK = "check"
 """The verb that runs nothing."""
 SERVING = "inferkit.online."
@@ -50,10 +54,12 @@ class Verdict:
     """What to print before giving up; empty where all can run."""
     warnings: tuple[Fault, ...] = ()
     cells: tuple[Cell, ...] = ()
-    """Cells of a sweep; empty for one run."""
+    """Cells of a sweep; empty for one run, and for a search."""
+    probes: tuple[Cell, ...] = ()
+    """Of a search: what was checked in place of all that it may try."""
     is_multirun: bool = False
     checked: tuple[Checked, ...] = ()
-    """Outcome of the run, or of every cell."""
+    """Outcome of the run, or of every cell or probe."""
     invalid: Mapping[int, tuple[Fault, ...]] = field(default_factory=dict)
     """Cells that are left out (sweep.skip_invalid) -> why."""
 
@@ -62,8 +68,12 @@ class Verdict:
         """What to print before the others start: the cells that are left out; may be empty."""
         if not self.invalid:
             return ""
-        title = f"inferkit: {len(self.invalid)} of {len(self.cells)} cells cannot run and are left "
-        return render_cells(self.cells, self.invalid, title=title + "out (sweep.skip_invalid=true)")
+        cells = self.probes or self.cells
+        what = "cells cannot run and are left out"
+        if self.probes:
+            what = "edges of the search cannot run; trials there have no result"
+        title = f"inferkit: {len(self.invalid)} of {len(cells)} {what} (sweep.skip_invalid=true)"
+        return render_cells(cells, self.invalid, title=title)
 
     @property
     def is_good(self) -> bool:
@@ -79,6 +89,8 @@ class _Sweep:
     """Faults of the command as a whole."""
     checked: dict[int, Checked] = field(default_factory=dict)
     skips_invalid: bool = False
+    is_search: bool = False
+    """The cells are the edges of what may be tried."""
 
     @property
     def by_cell(self) -> dict[int, list[Fault]]:
@@ -128,7 +140,8 @@ def _preflight_sweep(command: Command, checker: Checker) -> Verdict:
     if not bad or (sweep.skips_invalid and len(bad) < len(sweep.cells)):
         return Verdict(
             warnings=warnings,
-            cells=tuple(sweep.cells),
+            cells=() if sweep.is_search else tuple(sweep.cells),
+            probes=tuple(sweep.cells) if sweep.is_search else (),
             is_multirun=True,
             checked=tuple(sweep.checked[cell.number] for cell in sweep.cells),
             invalid={number: tuple(faults) for number, faults in bad.items()},
@@ -137,7 +150,9 @@ def _preflight_sweep(command: Command, checker: Checker) -> Verdict:
     if len(sweep.cells) == 1:
         message = render(bad[0], works=works)
     else:
-        message = render_cells(sweep.cells, bad, works=works)
+        title = f"inferkit: {len(bad)} of {len(sweep.cells)} edges of the search cannot run"
+        title = f"{title}; nothing was started" if sweep.is_search else ""
+        message = render_cells(sweep.cells, bad, works=works, title=title)
     return Verdict(message=message, is_multirun=True)
 
 
@@ -223,25 +238,24 @@ def _folder_faults(command: Command, space: ConfigSpace, key: str) -> list[Fault
 def _check_sweep(command: Command, checker: Checker) -> _Sweep:
     space = checker.space
     common = _common(command, space)
-    own = [
-        text
-        for text in command.overrides
-        if syntax_fault(space, text) is None
-        and space.parse(text).is_hydra_override()
-        and not space.parse(text).is_sweep_override()
-    ]
-    faults = list(compose_checked(space, own).faults)
+    faults = [fault for fault in common.faults if fault.key.startswith(HYDRA)]
     faults += _folder_faults(command, space, "hydra.sweep.dir")
     params = OmegaConf.select(common.hydra, "sweeper.params") or {}
-    cells, found = expand(space, command.overrides, {str(k): str(v) for k, v in params.items()})
+    lay_out = probes if is_search(common.hydra) else expand
+    cells, found = lay_out(space, command.overrides, {str(k): str(v) for k, v in params.items()})
     sweep = _Sweep(
         cells=[with_load(space, cell) for cell in cells],
         faults=[*faults, *found],
+        is_search=is_search(common.hydra),
         skips_invalid=OmegaConf.select(common.cfg, "sweep.skip_invalid") is True,
     )
     if not sweep.faults:
         for cell in sweep.cells:
             sweep.checked[cell.number] = _check(cell.overrides, checker)
+    config = next((found.config for found in sweep.checked.values() if found.config), None)
+    if sweep.is_search and config is not None:
+        fault = direction_fault(common.hydra, objective_of(config))
+        sweep.faults += [fault] if fault is not None else []
     return sweep
 
 
@@ -277,7 +291,7 @@ def _corrected_sweep(command: Command, sweep: _Sweep, checker: Checker) -> Comma
         sweep = _check_sweep(command, checker)
     bad = sweep.by_cell
     good = [cell for cell in sweep.cells if cell.number not in bad]
-    fixes = narrowed(checker.space, command.overrides, good)
+    fixes = narrowed(checker.space, command.overrides, good, is_search=sweep.is_search)
     if not good or fixes is None:
         return _corrected_cell(command, sweep, checker)
     corrected = command.fixed(fixes)

@@ -38,9 +38,11 @@ def run(arguments: Arguments) -> int:
         print(verdict.notice, file=sys.stderr)
     print(f"ok: {command}")
     if verdict.is_multirun:
-        num_good = len(verdict.cells) - len(verdict.invalid)
+        cells = verdict.probes or verdict.cells
+        num_good = len(cells) - len(verdict.invalid)
         are = "none of them has a fault" if not verdict.invalid else f"{num_good} of them can run"
-        print(f"  {len(verdict.cells)} cells, {are}")
+        what = "edges of the search" if verdict.probes else "cells"
+        print(f"  {len(cells)} {what}, {are}")
     else:
         print(summary(verdict.checked[0]))
     return EXIT_OK

@@ -50,8 +50,8 @@ class HydraCell:
     def __call__(self, cfg: DictConfig) -> Any:
         """Run a cell, unless its folder holds the result already.
 
-        Returns what the sweeper wants: numbers for one that searches (nan where the cell has
-        none), else the metrics.
+        Returns what the sweeper wants: a number for one that searches (where the cell has none,
+        words that say so), else the metrics.
 
         Raises:
             KeyboardInterrupt, SystemExit: a signal came; the result says so.
@@ -70,7 +70,9 @@ class HydraCell:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         if hydra_cfg.sweeper._target_ == BASIC["sweeper"]:
             return result.metrics
-        return objective_value(cell, result)
+        value = objective_value(cell, result)
+        # Optuna's sweeper breaks off at nan, and counts what is no number as a failed trial.
+        return f"no result ({result.status})" if math.isnan(value) else value
 
     def _result(self, cell: PlannedCell, signals: list[int]) -> JobResult:
         if cell.config is None:

@@ -187,6 +187,8 @@ def test_every_option_composes_and_its_target_fits(space: ConfigSpace, choice: s
         extra = [f"+role={OF_ROLES[choice]}"]
 
     checked = Checker(space, is_run=False).check_overrides([choice, *extra])
+    if any("not installed" in fault.problem for fault in checked.faults):
+        pytest.skip(str(checked.faults[0]))
 
     assert [str(fault) for fault in checked.faults] == []
 

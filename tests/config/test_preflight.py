@@ -269,7 +269,7 @@ def test_many_cells_cost_one_composition(monkeypatch: pytest.MonkeyPatch) -> Non
 
     assert len(verdict.cells) == 60
     assert verdict.is_good
-    assert composed == [["model=llama"], []]
+    assert composed == [["model=llama"]]
 
 
 def test_nothing_is_created(

@@ -5,12 +5,14 @@ import statistics
 import time
 
 from inferkit.bench.load.client import Outcome
+from inferkit.bench.load.words import OWN_NODES
 from inferkit.bench.load.workload import LoadRequest
 from inferkit.runtime.live_progress import LiveProgress
 
 logger = logging.getLogger(__name__)
 
 SERVICE_WARNING = "warning: "
+NOT_OF_SERVICE = tuple(f"{node}." for node in OWN_NODES)
 
 
 class LoadProgress:
@@ -26,8 +28,11 @@ class LoadProgress:
 
     def tell(self, text: str) -> None:
         """A line of the service."""
-        level = logging.WARNING if text.startswith(SERVICE_WARNING) else logging.DEBUG
-        logger.log(level, "service: %s", text.removeprefix(SERVICE_WARNING))
+        is_warning = text.startswith(SERVICE_WARNING)
+        text = text.removeprefix(SERVICE_WARNING)
+        # A file of conf/sweep tells the service of the load as well, which is no concern of its.
+        is_warning = is_warning and not text.startswith(NOT_OF_SERVICE)
+        logger.log(logging.WARNING if is_warning else logging.DEBUG, "service: %s", text)
         if not self._is_started:
             self.live.update(0, status=text)
 
