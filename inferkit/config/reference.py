@@ -53,6 +53,16 @@ def reference() -> str:
     return "\n".join(parts)
 
 
+def key_texts() -> dict[str, str]:
+    """Key or node -> its meaning in one line."""
+    found = {key.name: key.text for key in _keys(InferenceConfig, "", is_deep=False)}
+    for name, hint in typing.get_type_hints(InferenceConfig).items():
+        if is_node(hint):
+            found[name] = _one_line(inspect.getdoc(hint) or "")
+            found |= {key.name: key.text for key in _keys(hint, f"{name}.")}
+    return found
+
+
 def _keys(cls: type, prefix: str, *, is_deep: bool = True) -> Iterator[Key]:
     """Rows of a node; those of nodes within it follow where they stand.
 

@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from inferkit.config.origins import COMMAND_LINE
+from inferkit.config.reference import key_texts
 from inferkit.inspect.snapshot import Derived, Leaf, Origin, Snapshot
 from inferkit.inspect.wording import derived_text, origin_text, short_origin, value_text
 
@@ -44,6 +45,7 @@ def _sections(*sections: tuple[str, Iterable[str]]) -> str:
 def _explain(snapshot: Snapshot, key: str) -> Iterator[str]:
     if key in snapshot.choices:
         yield f"{key} = {snapshot.choices[key]}  (a group; the keys that it sets are below)"
+        yield from _meaning(key)
         yield from _origin_lines(snapshot.choosers.get(key, ()), snapshot.choices[key])
     leaf = snapshot.leaves.get(key)
     if leaf is not None and (key not in snapshot.choices or leaf.value != {}):
@@ -58,10 +60,15 @@ def _explain(snapshot: Snapshot, key: str) -> Iterator[str]:
 
 def _explain_leaf(snapshot: Snapshot, key: str, leaf: Leaf) -> Iterator[str]:
     yield from _wrapped(f"{key} = {value_text(leaf.value)}", "", "    ")
+    yield from _meaning(key)
     if not leaf.origins:
         yield "  set by      not recorded"
     yield from _origin_lines(leaf.origins, leaf.value)
     yield from _uses(snapshot, key)
+
+
+def _meaning(key: str) -> list[str]:
+    return _wrapped(key_texts().get(key, ""), "  ", "  ")
 
 
 def _origin_lines(origins: Sequence[Origin], value: object) -> Iterator[str]:

@@ -40,7 +40,7 @@ def short_origin(leaf: Leaf) -> str:
         return ""
     last, *others = reversed(leaf.origins)
     over = [_short(origin) for origin in others if origin.kind != SCHEMA]
-    return ", over ".join([_short(last), *over])
+    return _short(last) + (f", over {', '.join(over)}" if over else "")
 
 
 def _short(origin: Origin) -> str:

@@ -18,6 +18,11 @@ from inferkit.inspect.snapshot import Snapshot
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
 
+MEANING = (
+    "  Output tokens of a request that asks for no other number; "
+    "in a role 0 = to the end of the context.\n"
+)
+
 
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
@@ -35,6 +40,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 def test_a_key_with_all_who_set_it(told: Callable[..., str]) -> None:
     assert told("scheduler.max_new_tokens", "+role=decode", "scheduler.max_new_tokens=7") == (
         "scheduler.max_new_tokens = 7\n"
+        f"{MEANING}"
         "  set by      command line, scheduler.max_new_tokens=7\n"
         "  instead of  0   +role=decode, conf/role/decode.yaml:N\n"
         "  instead of  32  default, inferkit/config/schema.py:N\n"
@@ -46,12 +52,13 @@ def test_an_automatic_value_with_its_rule_and_a_text_with_interpolation(
 ) -> None:
     text = told("engine.max_model_len", "model.name", "model.name=${data.dataset}")
 
+    assert "engine.max_model_len = 288\n" in text
     assert (
-        "engine.max_model_len = 288\n"
         "  set by      automatic, data.input_truncated_len + scheduler.max_new_tokens = 256 + 32\n"
         "  instead of  0  default, inferkit/config/schema.py:N\n"
     ) in text
-    assert "model.name = default\n  set by      command line, model.name=${data.dataset}\n" in text
+    assert "model.name = default\n  Shown in logs and reports.\n" in text
+    assert "  set by      command line, model.name=${data.dataset}\n" in text
 
 
 def test_a_derived_value_with_its_formula_and_what_it_is_used_for(
@@ -70,11 +77,14 @@ def test_a_group_with_who_chose_it_and_all_keys_below(told: Callable[..., str]) 
 
     lines = text.splitlines()
     assert lines[0] == "parallel = tp2  (a group; the keys that it sets are below)"
-    assert re.fullmatch(
-        r"  set by      \+experiment=qwen3_8b_tp2, conf/experiment/qwen3_8b_tp2.yaml:\d+", lines[1]
+    assert lines[1].startswith("  How ranks divide the work: ")
+    assert re.search(
+        r"^  set by      \+experiment=qwen3_8b_tp2, conf/experiment/qwen3_8b_tp2.yaml:\d+$",
+        text,
+        re.M,
     )
-    assert re.fullmatch(r"  instead of  tp1  conf/config.yaml:\d+", lines[2])
-    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[3:] if line}
+    assert re.search(r"^  instead of  tp1  conf/config.yaml:\d+$", text, re.M)
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines if line}
     assert re.fullmatch(
         r"1 conf/experiment/qwen3_8b_tp2.yaml:\d+, over conf/parallel/tp2.yaml:\d+",
         rows["parallel.embed_tp_size"],
@@ -157,7 +167,7 @@ def test_a_run_directory_tells_what_it_has_recorded(
     text = told(str(run_dir), "scheduler.max_new_tokens", "engine.max_model_len")
 
     assert (
-        "scheduler.max_new_tokens = 4\n"
+        f"scheduler.max_new_tokens = 4\n{MEANING}"
         "  set by      command line, scheduler.max_new_tokens=4\n"
         "  instead of  32  default, inferkit/config/schema.py:N\n"
     ) in text
@@ -171,7 +181,8 @@ def test_a_yaml_file_tells_its_lines(told: Callable[..., str], tmp_path: Path) -
 
     text = told(str(file), "scheduler.batch_size")
 
-    assert f"scheduler.batch_size = 8\n  set by      {file}:3\n" in text
+    assert text.startswith("scheduler.batch_size = 8\n")
+    assert f"  set by      {file}:3\n" in text
 
 
 def test_what_cannot_be_explained_is_refused(told: Callable[..., str], run_dir: Path) -> None:
