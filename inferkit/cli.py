@@ -25,7 +25,7 @@ from inferkit.config.arguments import Arguments, UsageError, parse_arguments, pr
 from inferkit.config.check import Checked
 from inferkit.config.completion import asked_shell, complete
 from inferkit.config.compose import to_inference_config
-from inferkit.config.faults import closest, did_you_mean, key_of
+from inferkit.config.faults import closest, did_you_mean, key_of, render
 from inferkit.config.help import help_text
 from inferkit.config.preflight import Verdict, check_composition, preflight
 from inferkit.config.recorded import origins_of_job
@@ -34,6 +34,7 @@ from inferkit.config.space import ConfigSpace
 from inferkit.core.errors import ConfigError, InferkitError
 from inferkit.core.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REFUSED
 from inferkit.core.place import RankPlace
+from inferkit.core.secrets import hide
 from inferkit.inspect.verbs import VERBS
 from inferkit.runtime.instances import find_instance
 from inferkit.runtime.launched import (
@@ -165,9 +166,11 @@ def _run(arguments: Arguments, verdict: Verdict) -> int:
     """Run one job, in a folder that is its alone.
 
     Raises:
-        ConfigError: there can be no such folder, or this machine is no node of the run.
+        ConfigError: there can be no such folder, this machine is no node of the run, or a port is
+            in use.
     """
     node_rank = _node_rank(verdict.checked[0])
+    _check_ports(arguments, verdict.checked[0])
     extra = []
     if not _has_run_dir(arguments):
         try:
@@ -179,6 +182,26 @@ def _run(arguments: Arguments, verdict: Verdict) -> int:
     job = HydraJob(command=str(arguments.command(program_name())), node_rank=node_rank)
     call_hydra(job.run, arguments, hydra_words(arguments, *extra))
     return EXIT_OK if job.is_ok else EXIT_FAILED
+
+
+def _check_ports(arguments: Arguments, checked: Checked) -> None:
+    """Raises:
+    ConfigError: the run could not listen where it is to; holds a command that could.
+    """
+    config = checked.config
+    assert config is not None, "a good verdict has a configuration"
+    if config.role is None and not config.parallel.master_port:
+        return
+    from inferkit.online.ports import port_faults  # a run that listens nowhere does without
+
+    faults = port_faults(config)
+    if faults:
+        fixes = [fault.fix for fault in faults if fault.fix is not None]
+        works = (
+            arguments.command(program_name()).fixed(fixes) if len(fixes) == len(faults) else None
+        )
+        title = "this machine cannot listen as configured; nothing was started"
+        raise ConfigError(render(faults, works=works, title=title))
 
 
 def _has_run_dir(arguments: Arguments) -> bool:
@@ -313,4 +336,4 @@ def _version(package: str) -> str:
 
 
 def _tell(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(hide(text), file=sys.stderr)

@@ -25,12 +25,16 @@ class AddressError(ConfigError):
     """A port or an address cannot be used here.
 
     Attributes:
-        key: of the port.
+        given: `key=value`.
+        problem: what follows it.
+        key: of the port or the address.
         fix: an override with which the same command works; empty = none is known.
     """
 
-    def __init__(self, text: str, *, key: str, fix: str = "") -> None:
-        super().__init__(text)
+    def __init__(self, given: str, problem: str, *, key: str, fix: str = "") -> None:
+        super().__init__(f"{given} {problem}")
+        self.given = given
+        self.problem = problem
         self.key = key
         self.fix = fix
 

@@ -18,7 +18,8 @@ from rich.console import Console
 
 from inferkit.config.provenance import record
 from inferkit.config.schema import DisaggMode, InferenceConfig
-from inferkit.core.errors import ConfigError, InferkitError, WorkerError
+from inferkit.core.errors import AddressError, InferkitError, WorkerError
+from inferkit.core.listening import listening
 from inferkit.core.place import LOOPBACK
 from inferkit.online.errors import GenerationFailed, ServiceError, Unavailable
 from inferkit.runtime.instances import InstancePlace, find_instance
@@ -37,7 +38,8 @@ STACK_GRACE_S = 0.5
 """A rank that hangs gets so long to write where it does."""
 EXIT_LIMIT_S = 30.0
 """Ranks that were told to stop have so long to leave."""
-BACKLOG = 2048
+HTTP_KEYS = ("disagg.http_host", "disagg.http_port")
+BOOTSTRAP_KEYS = ("address", "disagg.bootstrap_port")
 
 
 class OnlineRunner:
@@ -74,7 +76,9 @@ class OnlineRunner:
         host = place.node.local_ip
         secret = read_secret(disagg)
         with contextlib.ExitStack() as stack:
-            listener = stack.enter_context(listening(disagg.http_host or host, disagg.http_port))
+            listener = stack.enter_context(
+                listening(disagg.http_host or host, disagg.http_port, keys=HTTP_KEYS)
+            )
             model = read_model(config)
             config = model.config
             url = url_of(listener, any_host=host)
@@ -84,8 +88,9 @@ class OnlineRunner:
             if disagg.mode is DisaggMode.prefill:
                 from inferkit.online.bootstrap_server import bootstrap_server
 
-                keys = ("the host", "disagg.bootstrap_port")
-                bootstrap = stack.enter_context(listening(host, disagg.bootstrap_port, keys=keys))
+                bootstrap = stack.enter_context(
+                    listening(host, disagg.bootstrap_port, keys=BOOTSTRAP_KEYS)
+                )
                 bootstrap_url = url_of(bootstrap)
                 beside = bootstrap_server(
                     instance,
@@ -123,10 +128,12 @@ class OnlineRunner:
             try:
                 parent = replace(server.start(), bootstrap_url=bootstrap_url)
             except zmq.ZMQError as error:
-                port = disagg.zmq_port
-                raise ConfigError(
-                    f"disagg.zmq_port={port} cannot be used ({error}): workers find their parent "
-                    "there and at the next port; choose another, or 0 for free ones"
+                raise AddressError(
+                    f"disagg.zmq_port={disagg.zmq_port}",
+                    f"cannot be used ({error}): workers find their parent there and at the next "
+                    "port; choose another, or 0 for free ones",
+                    key="disagg.zmq_port",
+                    fix="disagg.zmq_port=0",
                 ) from error
             urls = {"url": url, "zmq_urls": [parent.request_url, parent.output_url]}
             if bootstrap_url:
@@ -292,34 +299,6 @@ def for_clients(error: BaseException) -> ServiceError:
     if isinstance(error, InferkitError):
         return GenerationFailed(str(error).splitlines()[0].partition(";")[0])
     return Unavailable("the service was stopped")
-
-
-def listening(
-    host: str, port: int, *, keys: tuple[str, str] = ("disagg.http_host", "disagg.http_port")
-) -> socket.socket:
-    """A socket that listens; 0 = a free port.
-
-    Args:
-        keys: that host and port come from.
-
-    Raises:
-        ConfigError: the address is not of this machine, or in use.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Only with its protocol named do connections send small pieces at once: asyncio turns the delay
-    # of TCP off where it sees it.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"{keys[1]}={port} cannot be used on {keys[0]}={host} "
-            f"({error.strerror}); choose another, or 0 for a free one"
-        ) from error
-    return listener
 
 
 def url_of(listener: socket.socket, *, any_host: str = LOOPBACK) -> str:

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from inferkit.core.errors import ConfigError, WorkerError
+from inferkit.core.listening import reserved
 from inferkit.core.place import LOOPBACK, RankPlace
 from inferkit.runtime.peer_watch import OnStuck, PeerWatch
-from inferkit.runtime.place import ANY_ADDRESS, reserved_port
+from inferkit.runtime.place import ANY_ADDRESS
 from inferkit.runtime.rank_errors import is_peer_loss
 
 TIMEOUT_S = 1800
@@ -72,7 +73,7 @@ def meeting(
         if place.rank == 0:
             host = LOOPBACK if is_one_node else ANY_ADDRESS
             try:
-                port = stack.enter_context(reserved_port(0, host=host))
+                port = stack.enter_context(reserved(host, 0))
                 server = stack.enter_context(
                     socket.create_server((host, 0), backlog=place.world_size)
                 )

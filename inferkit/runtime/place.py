@@ -4,7 +4,6 @@ Torch-free. A process that torchrun or srun has started finds its place by `laun
 """
 
 import contextlib
-import errno
 import os
 import socket
 from collections.abc import Collection, Iterator, Mapping
@@ -15,7 +14,9 @@ import psutil
 from inferkit.config.role_rules import leaves
 from inferkit.config.schema import InferenceConfig, ParallelConfig
 from inferkit.core.errors import ConfigError
+from inferkit.core.listening import reserved
 from inferkit.core.place import LOOPBACK, RankPlace
+from inferkit.core.secrets import recorded
 
 NODE_RANK = "NODE_RANK"
 OWN_TO_A_NODE = frozenset(
@@ -28,6 +29,7 @@ OWN_TO_A_NODE = frozenset(
     }
 )
 ANY_ADDRESS = ""
+MASTER_KEYS = ("address", "parallel.master_port")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +64,9 @@ class Node:
         if self.node_rank:
             yield parallel.master_port
             return
-        host = LOOPBACK if self.num_nodes == 1 else ANY_ADDRESS
-        with reserved_port(parallel.master_port, host=host) as port:
+        is_one = self.num_nodes == 1
+        host = LOOPBACK if is_one else ANY_ADDRESS
+        with reserved(host, parallel.master_port, keys=MASTER_KEYS, is_agreed=not is_one) as port:
             yield port
 
 
@@ -153,33 +156,12 @@ def local_addresses() -> set[str]:
     }
 
 
-@contextlib.contextmanager
-def reserved_port(port: int, *, host: str) -> Iterator[int]:
-    """A port that no other program is given meanwhile; 0 = choose a free one.
-
-    The rank that listens on it can: a reservation does not listen.
-
-    Raises:
-        ConfigError: another program uses it.
-    """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as reservation:
-        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            reservation.bind((host, port))
-        except OSError as error:
-            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                raise
-            raise ConfigError(
-                f"parallel.master_port={port} cannot be used on this node ({error.strerror}); "
-                "choose another (on one node 0 = a free one)"
-            ) from error
-        yield reservation.getsockname()[1]
-
-
 def common_facts(config: InferenceConfig) -> dict[str, str]:
     """Keys of a configuration that must be equal on all nodes, with their values.
 
     Nodes may keep files at places of their own and differ in cores and memory; the seeds of all
     requests are those of rank 0.
     """
-    return {key: str(value) for key, value in leaves("", config) if key not in OWN_TO_A_NODE}
+    return {
+        key: str(recorded(value)) for key, value in leaves("", config) if key not in OWN_TO_A_NODE
+    }

@@ -178,11 +178,11 @@ def test_a_role_that_cannot_start_ends_the_cluster_with_its_error(cluster):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         service = cluster(
-            "+runner.params.max_quick_deaths=1",
             f"cluster.prefill_overrides='disagg.http_port={port}'",
         )
         assert service.process.wait(timeout=DEADLINE_S) == 1, service.logs()
     assert (
-        "inferkit: prefill0 ends again and again (exit code 1 after 1 starts; log "
-        f"{service.run_dir}/prefill0.log): disagg.http_port={port} cannot be used"
+        "inferkit: prefill0 cannot start (exit code 2 after 1 starts; log "
+        f"{service.run_dir}/prefill0.log): this machine cannot listen as configured"
     ) in service.text()
+    assert f"disagg.http_port={port}\n      cannot be used on" in service.text()

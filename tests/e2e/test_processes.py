@@ -9,8 +9,9 @@ import time
 import psutil
 import pytest
 
+from inferkit.core.listening import reserved
 from inferkit.core.place import LOOPBACK
-from inferkit.runtime.place import local_addresses, reserved_port
+from inferkit.runtime.place import local_addresses
 from tests.e2e.commands import (
     assert_ended,
     command,
@@ -214,7 +215,7 @@ def test_ranks_end_with_a_killed_torchrun(tmp_path, model):
 @pytest.mark.multiproc
 def test_under_srun_the_tasks_are_the_ranks(tmp_path, model, expected):
     runs = []
-    with reserved_port(0, host="") as port:
+    with reserved("", 0) as port:
         words = command(
             model, *SHORT, "parallel=tp2", "hydra.run.dir=run", f"parallel.master_port={port}"
         )
@@ -235,7 +236,7 @@ def test_under_srun_the_tasks_are_the_ranks(tmp_path, model, expected):
 @pytest.mark.multiproc
 def test_a_launched_rank_that_loses_another_says_so(tmp_path, model):
     words = command(model, *LONG, "parallel=tp2", "hydra.run.dir=run")
-    with reserved_port(0, host="") as port:
+    with reserved("", 0) as port:
         runs = [launched(tmp_path, words, (rank, 2, port)) for rank in range(2)]
         for rank in range(2):
             wait_until_decoding(runs[rank], tmp_path / "run" / f"rank{rank}.log")
@@ -262,7 +263,7 @@ def two_nodes(port):
 
 @pytest.mark.multiproc
 def test_two_nodes_generate_together(tmp_path, model, expected):
-    with reserved_port(0, host="") as port:
+    with reserved("", 0) as port:
         words = command(model, *SHORT, *two_nodes(port), "hydra.run.dir=run")
         runs = [start(tmp_path, words, NODE_RANK=str(rank)) for rank in range(2)]
         outputs = [finish(run) for run in runs]
@@ -278,7 +279,7 @@ def test_two_nodes_generate_together(tmp_path, model, expected):
 
 @pytest.mark.multiproc
 def test_a_rank_that_dies_on_one_node_ends_the_other(tmp_path, model):
-    with reserved_port(0, host="") as port:
+    with reserved("", 0) as port:
         words = command(model, *LONG, *two_nodes(port), "hydra.run.dir=run")
         runs = [start(tmp_path, words, NODE_RANK=str(rank)) for rank in range(2)]
         wait_until_decoding(runs[0], tmp_path / "run" / "rank0.log")

@@ -347,12 +347,12 @@ def test_a_port_that_is_taken_and_a_model_that_fails_are_told(model, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with (
-            pytest.raises(AssertionError, match=f"disagg.http_port={port} cannot be used"),
+            pytest.raises(AssertionError, match=rf"disagg.http_port={port}\s+cannot be used"),
             serve(tmp_path, model, f"disagg.http_port={port}"),
         ):
             pass
         with (
-            pytest.raises(AssertionError, match=f"disagg.zmq_port={port} cannot be used"),
+            pytest.raises(AssertionError, match=rf"disagg.zmq_port={port}\s+cannot be used"),
             serve(tmp_path / "zmq", model, f"disagg.zmq_port={port}"),
         ):
             pass
@@ -361,7 +361,11 @@ def test_a_port_that_is_taken_and_a_model_that_fails_are_told(model, tmp_path):
     (directory / "broken_parts.py").write_text(BROKEN)
     words = ["scheduler._target_=broken_parts.Broken", "allowed_targets=[broken_parts]"]
     with (
-        pytest.raises(AssertionError, match="inferkit: this scheduler never works\n"),
+        pytest.raises(
+            AssertionError,
+            match=r"inferkit: scheduler\._target_=broken_parts\.Broken failed while it was built: "
+            r"ConfigError: this scheduler never works\n  at broken_parts\.py:8 in __init__\n",
+        ),
         serve(directory, model, *words),
     ):
         pass

@@ -8,6 +8,7 @@ import time
 import httpx
 import pytest
 
+from inferkit.core.listening import listening
 from inferkit.core.messages import Abort, Generate, Output, encode
 from inferkit.core.request import FinishReason, Pair
 from inferkit.core.sampling_params import SamplingParams
@@ -22,7 +23,7 @@ from inferkit.online.legs import read_leg
 from inferkit.online.router.leg_client import LegClient, LegFailed
 from inferkit.online.router.routed_request import Fault
 from inferkit.online.router_signature import RouterSignatures
-from inferkit.online.runner import listening, url_of
+from inferkit.online.runner import url_of
 from inferkit.online.service import GenerationService, ServedModel
 from tests.online.router.instances import FakeInstance, dead_url, router_of, until
 from tests.online.serving import VOCAB_SIZE, EchoWorker, dispatching, run

@@ -6,8 +6,9 @@ import socket
 import pytest
 
 from inferkit.core.errors import ConfigError, WorkerError
+from inferkit.core.listening import listening
 from inferkit.online.errors import GenerationFailed, Unavailable
-from inferkit.online.runner import for_clients, listening, url_of
+from inferkit.online.runner import for_clients, url_of
 from tests.online.serving import run
 
 
@@ -35,18 +36,6 @@ def test_connections_send_small_pieces_at_once():
             writer.close()
 
     run(check())
-
-
-def test_a_port_in_use_and_a_foreign_address_are_named():
-    with listening("127.0.0.1", 0) as listener:
-        port = listener.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"disagg.http_port={port} cannot be used") as caught:
-            listening("127.0.0.1", port)
-        assert "Address already in use" in str(caught.value)
-    with pytest.raises(ConfigError, match="disagg.http_host=192.0.2.1"):
-        listening("192.0.2.1", 0)
-    with pytest.raises(ConfigError, match="disagg.http_host=no.such.host.invalid"):
-        listening("no.such.host.invalid", 0)
 
 
 def test_clients_hear_the_cause_without_paths():

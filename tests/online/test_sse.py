@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator
 import pytest
 import uvicorn
 
+from inferkit.core.listening import listening
 from inferkit.online.api import make_app
 from inferkit.online.errors import GenerationFailed
 from inferkit.online.http_server import quiet_uvicorn
-from inferkit.online.runner import listening
 from inferkit.online.sse import event
 from tests.online.serving import run, serving
 

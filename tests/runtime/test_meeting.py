@@ -8,10 +8,10 @@ import time
 import pytest
 
 from inferkit.core.errors import ConfigError, WorkerError
+from inferkit.core.listening import reserved
 from inferkit.core.place import LOOPBACK, RankPlace
 from inferkit.runtime.fork_server import start_fork_server
 from inferkit.runtime.meeting import meeting
-from inferkit.runtime.place import reserved_port
 from inferkit.runtime.rank_errors import PeerLostError
 
 
@@ -93,7 +93,7 @@ def meet_all(world_size, run_dir, act=finish):
     start_fork_server("torch.distributed")
     context = multiprocessing.get_context("forkserver")
     outcomes = context.SimpleQueue()
-    with reserved_port(0, host=LOOPBACK) as port:
+    with reserved(LOOPBACK, 0) as port:
         ranks = [
             context.Process(target=be_rank, args=(rank, world_size, port, run_dir, act, outcomes))
             for rank in range(world_size)
@@ -156,7 +156,7 @@ def test_a_port_in_use_is_told_by_rank_0(tmp_path):
 def test_a_rank_0_that_is_not_there_is_told(monkeypatch):
     monkeypatch.setattr("inferkit.runtime.meeting.TIMEOUT_S", 1)
     with (
-        reserved_port(0, host=LOOPBACK) as port,
+        reserved(LOOPBACK, 0) as port,
         pytest.raises(WorkerError, match="rank 1: nothing answers at 127.0.0.1"),
         meeting(place(1, 2, port), on_stuck=print),
     ):
@@ -166,7 +166,7 @@ def test_a_rank_0_that_is_not_there_is_told(monkeypatch):
 def test_ranks_that_do_not_come_are_counted(monkeypatch):
     monkeypatch.setattr("inferkit.runtime.meeting.TIMEOUT_S", 1)
     with (
-        reserved_port(0, host=LOOPBACK) as port,
+        reserved(LOOPBACK, 0) as port,
         pytest.raises(WorkerError, match="1 of 3 ranks are there"),
         meeting(place(0, 3, port), on_stuck=print),
     ):
@@ -186,7 +186,7 @@ def test_a_rank_of_another_configuration_is_refused_on_both_sides():
         except ConfigError as error:
             faults[own_place.rank] = str(error)
 
-    with reserved_port(0, host=LOOPBACK) as port:
+    with reserved(LOOPBACK, 0) as port:
         stranger = threading.Thread(target=meet, args=(place(2, 3, port), other))
         stranger.start()
         meet(place(0, 2, port), facts)

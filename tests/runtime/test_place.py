@@ -3,9 +3,10 @@ import socket
 import pytest
 
 from inferkit.config.schema import ParallelConfig
-from inferkit.core.errors import ConfigError
+from inferkit.core.errors import AddressError, ConfigError
+from inferkit.core.listening import reserved
 from inferkit.core.place import LOOPBACK
-from inferkit.runtime.place import find_node, local_addresses, reserved_port
+from inferkit.runtime.place import Node, find_node, local_addresses
 
 NODES = ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
 TWO_EACH = ParallelConfig(world_size=6, devices_per_node=2, node_ips=NODES, master_port=29500)
@@ -73,7 +74,7 @@ def test_own_addresses_include_loopback():
 
 
 def test_a_reserved_port_can_be_listened_on_but_is_given_to_nobody():
-    with reserved_port(0, host=LOOPBACK) as port, socket.socket() as server:
+    with reserved(LOOPBACK, 0) as port, socket.socket() as server:
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
             other.bind((LOOPBACK, port))
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -87,10 +88,16 @@ def test_a_port_in_use_is_refused():
         other.listen()
         port = other.getsockname()[1]
         with (
-            pytest.raises(ConfigError, match=f"parallel.master_port={port} cannot be used"),
-            reserved_port(port, host=LOOPBACK),
+            pytest.raises(AddressError, match=f"parallel.master_port={port} cannot be used") as one,
+            Node().reserved_port(ParallelConfig(world_size=2, master_port=port)),
         ):
             pass
+        assert one.value.fix == "parallel.master_port=0"
+        node = Node(num_nodes=2, local_ip=LOOPBACK)
+        parallel = ParallelConfig(world_size=2, node_ips=NODES[:2], master_port=port)
+        with pytest.raises(AddressError, match="on every node") as several:
+            node.reserved_port(parallel).__enter__()
+        assert int(several.value.fix.removeprefix("parallel.master_port=")) not in (0, port)
 
 
 def test_only_the_first_node_reserves_the_port():
@@ -100,5 +107,5 @@ def test_only_the_first_node_reserves_the_port():
         port = other.getsockname()[1]
         parallel = ParallelConfig(world_size=2, node_ips=NODES[:2], master_port=port)
         node = find_node(parallel, variables={}, addresses=["10.0.0.2"])
-        with node.reserved_port(parallel) as reserved:
-            assert reserved == port
+        with node.reserved_port(parallel) as found:
+            assert found == port

@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import shlex
-import socket
 import sys
 import threading
 import urllib.error
@@ -24,6 +23,7 @@ from inferkit.config.faults import render
 from inferkit.config.provenance import PROVENANCE_FILE, record
 from inferkit.config.schema import InferenceConfig
 from inferkit.core.errors import ConfigError
+from inferkit.core.listening import reserved
 from inferkit.core.place import LOOPBACK
 from inferkit.online.cluster.child import ChildSpec
 from inferkit.online.cluster.devices import shared_out
@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 PROGRAM = ("python", "-m", "inferkit")
 ANY_HOSTS = {"0.0.0.0": LOOPBACK, "": LOOPBACK, "::": "::1"}
+ROUTER_KEYS = ("router.host", "router.port")
 READY_INTERVAL_S = 0.25
 READY_LIMIT_S = 5.0
 
@@ -66,7 +67,7 @@ class ClusterRunner:
             title = f"the cluster has {len(plan.faults)} faults"
             raise ConfigError(render(plan.faults, title=title))
         router = config.router
-        with reserved(router.host, router.port) as port:
+        with reserved(router.host, router.port, keys=ROUTER_KEYS) as port:
             url = url_of(router.host, port)
             specs = child_specs(plan, config, arguments.flags, url=url, port=port, run_dir=run_dir)
             record(run_dir, url=url, pid=os.getpid())
@@ -172,28 +173,6 @@ def typed_arguments(run_dir: Path) -> Arguments:
     words = shlex.split(json.loads(path.read_text("utf-8"))["command"])
     is_module = tuple(words[: len(PROGRAM)]) == PROGRAM
     return parse_arguments(words[len(PROGRAM) if is_module else 1 :])
-
-
-@contextlib.contextmanager
-def reserved(host: str, port: int) -> Iterator[int]:
-    """The router's port, which no other program is given meanwhile, also while it restarts.
-
-    A reservation does not listen, so that the router can; 0 = a free one.
-
-    Raises:
-        ConfigError: the address is not of this machine, or in use.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as reservation:
-        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            reservation.bind((host, port))
-        except OSError as error:
-            raise ConfigError(
-                f"router.port={port} cannot be used on router.host={host} ({error.strerror}); "
-                "choose another, or 0 for a free one"
-            ) from error
-        yield reservation.getsockname()[1]
 
 
 def url_of(host: str, port: int) -> str:

@@ -13,8 +13,9 @@ from rich.console import Console
 from inferkit.config.provenance import record
 from inferkit.config.schema import InferenceConfig
 from inferkit.core.errors import ConfigError, RequestError, WorkerError
+from inferkit.core.listening import listening
 from inferkit.online.errors import Unavailable
-from inferkit.online.runner import DRAIN_SIGNALS, listening, url_of
+from inferkit.online.runner import DRAIN_SIGNALS, url_of
 from inferkit.runtime.secret import read_secret
 
 if TYPE_CHECKING:

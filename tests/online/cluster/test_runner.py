@@ -11,11 +11,12 @@ import pytest
 from inferkit.config.check_cluster import ClusterPlan
 from inferkit.config.provenance import record
 from inferkit.core.errors import ConfigError
+from inferkit.core.listening import reserved
 from inferkit.online.cluster.runner import (
+    ROUTER_KEYS,
     ClusterRunner,
     child_specs,
     is_ready,
-    reserved,
     typed_arguments,
     url_of,
 )
@@ -52,19 +53,21 @@ def test_commands_are_those_that_a_user_would_type(tmp_path):
         "+role=router",
         "router.port=8000",
         f"hydra.run.dir='{tmp_path}/router'",
+        "hydra.mode=RUN",
     ]
     assert list(prefill.command(1)) == [
         *start,
         f"disagg.router_url={URL}",
         "+role=prefill",
         f"hydra.run.dir='{tmp_path}/prefill0'",
+        "hydra.mode=RUN",
     ]
 
 
 def test_every_life_has_a_folder_of_its_own(tmp_path):
     folder = tmp_path / "it's one"
     router = specs_of(folder)[0]
-    assert router.command(3)[-1] == f"hydra.run.dir='{tmp_path}/it\\'s one/router.3'"
+    assert router.command(3)[-2] == f"hydra.run.dir='{tmp_path}/it\\'s one/router.3'"
 
 
 def test_instances_on_devices_have_their_own(tmp_path, monkeypatch):
@@ -112,7 +115,7 @@ def test_the_router_can_listen_where_its_port_is_reserved():
         router.bind(("127.0.0.1", port))
         router.listen()
         with pytest.raises(ConfigError, match=f"router.port={port} cannot be used on router.host"):
-            reserved("127.0.0.1", port).__enter__()
+            reserved("127.0.0.1", port, keys=ROUTER_KEYS).__enter__()
 
 
 @pytest.mark.parametrize(

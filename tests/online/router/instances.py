@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from inferkit.core.listening import listening
 from inferkit.core.messages import Generate, Output, encode
 from inferkit.core.request import FinishReason, TokenLogprobs
 from inferkit.loader.byte_tokenizer import make_byte_tokenizer
@@ -21,7 +22,7 @@ from inferkit.online.facts import InstanceFacts, Side
 from inferkit.online.http_server import http_server
 from inferkit.online.leg_frames import pack_frame
 from inferkit.online.router.server import Router, routing
-from inferkit.online.runner import listening, url_of
+from inferkit.online.runner import url_of
 from inferkit.online.service import ServedModel
 
 MAX_MODEL_LEN = 200
