@@ -47,12 +47,20 @@ own_addresses() {
   printf '%s\n' "$(hostname -I 2>/dev/null || true) 127.0.0.1"
 }
 
-# own_address LIST: the first of its addresses that is this node's, or nothing.
+# address_of NAME: the address of a host by its name; an address is its own.
+address_of() {
+  case "$1" in
+    *[!0-9.]*) getent ahostsv4 "$1" 2>/dev/null | awk 'NR == 1 { print $1 }' ;;
+    *) printf '%s\n' "$1" ;;
+  esac
+}
+
+# own_address LIST: the first of its hosts that is this node, or nothing.
 own_address() {
   own=$(own_addresses)
   for address in $(printf '%s\n' "$1" | tr ',' ' '); do
     case " $own " in
-      *" $address "*)
+      *" $(address_of "$address") "*)
         printf '%s\n' "$address"
         return
         ;;
@@ -122,7 +130,7 @@ is_for() {
   esac
   case "$1/${2#+}" in
     router/disagg.secret_env=*) return 0 ;;
-    router/disagg.* | router/parallel* | router/platform*) return 1 ;;
+    router/disagg.* | router/disagg/* | router/parallel* | router/platform*) return 1 ;;
     router/kv_cache* | router/scheduler* | router/exe_mode*) return 1 ;;
     router/*) return 0 ;;
     */router.*) return 1 ;;

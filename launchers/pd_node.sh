@@ -47,7 +47,12 @@ elif [ -n "$prefill_address" ] && [ -n "$decode_address" ]; then
     fi
   done
 fi
-if [ -n "$(own_address "$router_ip")" ] && [ "$roles" != prefill ]; then
+if [ "$roles" = decode ] && [ -n "${NODE_RANK:-}" ] && [ -z "${ROUTER_IP:-}" ]; then
+  # The position decides: several decode nodes may be addresses of one machine, or none.
+  if [ "$NODE_RANK" = 0 ]; then
+    roles="router decode"
+  fi
+elif [ -n "$(own_address "$router_ip")" ] && [ "$roles" != prefill ]; then
   roles="router $roles"
 elif [ -n "$(own_address "$router_ip")" ] && [ -z "$decode_address" ]; then
   roles="router $roles"

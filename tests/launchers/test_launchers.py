@@ -116,9 +116,10 @@ def test_the_multi_node_script_says_what_is_wrong(tmp_path, shown, words, node_r
 
 
 def shown_commands(script, *words, directory, **variables):
-    """Role -> words after `python -m inferkit`, as DRY_RUN shows them."""
+    """Role -> words after `python -m inferkit`, as DRY_RUN shows them, also where they have faults
+    on this machine."""
     result = launch(script, *words, directory=directory, **variables | {"DRY_RUN": "1"})
-    assert result.returncode == 0, result.stderr
+    assert result.returncode in (0, 2), result.stderr
     commands = {}
     for line in result.stdout.splitlines():
         role, _, command = line.partition(": ")
@@ -186,6 +187,35 @@ def test_the_router_starts_on_another_node_where_it_is_told_to(tmp_path):
     commands = shown_commands("pd_node.sh", *lists, directory=tmp_path, **variables)
     assert list(commands) == ["router", "prefill"]
     assert f"disagg.router_url=http://{HERE}:9000" in commands["prefill"]
+
+
+@pytest.mark.parametrize("lists", [(THERE, "localhost"), ("localhost", "localhost")])
+def test_a_node_is_found_by_its_name(tmp_path, lists):
+    commands = shown_commands("pd_node.sh", *lists, directory=tmp_path, PD_ROLE="decode")
+    assert list(commands) == ["router", "decode"]
+    assert "router.host=localhost" in commands["router"]
+
+
+@pytest.mark.parametrize("node_rank, roles", [("0", ["router", "decode"]), ("1", ["decode"])])
+def test_a_node_rank_of_decode_says_where_the_router_is(tmp_path, node_rank, roles):
+    """No address tells: the nodes are not listed by one of their own, or both are."""
+    for decode in ("203.0.113.8,203.0.113.9", f"{HERE},127.0.0.2"):
+        variables = {"PD_ROLE": "decode", "NODE_RANK": node_rank}
+        commands = shown_commands("pd_node.sh", THERE, decode, directory=tmp_path, **variables)
+        assert list(commands) == roles
+
+
+def test_a_dry_run_checks_the_words(tmp_path):
+    good = {"INFERKIT_SECRET": "a long secret", "DRY_RUN": "1"}
+    words = [THERE, HERE, "disagg/transfer=tcp"]
+    result = launch("pd_node.sh", *words, directory=tmp_path, **good)
+    assert (result.returncode, result.stderr) == (0, "")
+    result = launch("pd_node.sh", *words, "decode:paralel=tp2", directory=tmp_path, **good)
+    assert result.returncode == 2
+    assert result.stdout.startswith("router: ")
+    assert result.stderr.startswith("decode: inferkit: 1 fault in the configuration")
+    assert "did you mean parallel=tp2?" in result.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_router_has_the_secret_of_its_instances(tmp_path):

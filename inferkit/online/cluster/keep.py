@@ -3,17 +3,20 @@
     python -m inferkit.online.cluster.keep LOG_DIR NAME PROGRAM ARGUMENTS... [++ NAME PROGRAM ...]
 
 A command that ends by itself with 0 after a signal, or that cannot start, ends all. The first is
-drained first.
+drained first. With `--dry-run` as the first word they are shown, and those of inferkit checked.
 """
 
 import itertools
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from inferkit.config.faults import Command
+from inferkit.config.preflight import preflight
+from inferkit.config.space import ConfigSpace
 from inferkit.core.errors import WorkerError
 from inferkit.online.cluster.child import ChildSpec
 from inferkit.online.cluster.supervisor import Supervisor
@@ -36,7 +39,10 @@ def main(words: Sequence[str]) -> int:
         shown = Console(soft_wrap=True, highlight=False, markup=False)
         for name, *command in commands:
             shown.print(f"{name}: {shlex.join(command)}")
-        return 0
+        faults = [text for name, *command in commands for text in _faults(name, command)]
+        for text in faults:
+            console.print(text)
+        return EXIT_USAGE if faults else 0
     specs = [_spec(words, Path(log_dir), stage) for stage, words in enumerate(commands)]
     console.print(f"inferkit: {', '.join(spec.name for spec in specs)}; logs in {log_dir}")
     try:
@@ -47,6 +53,16 @@ def main(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return 0
+
+
+def _faults(name: str, command: Sequence[str]) -> Iterator[str]:
+    """What the pre-flight check of a command would say; nothing of another program."""
+    if list(command[1:3]) != ["-m", "inferkit"]:
+        return
+    shown = Command(program=shlex.join(command[:3]), overrides=tuple(command[3:]))
+    message = preflight(shown, ConfigSpace()).message
+    if message:
+        yield f"{name}: {message}"
 
 
 def _spec(words: Sequence[str], log_dir: Path, stage: int) -> ChildSpec:
