@@ -63,7 +63,8 @@ class Checker:
         checked = self.check_composed(composition.cfg, composition.faults)
         if composition.cfg.role != CLUSTER:
             return checked
-        return self._with_roles(overrides, checked, self._typed(composition.cfg))
+        assert checked.composed is not None, "what was checked is kept"
+        return self._with_roles(overrides, checked, checked.composed)
 
     def check_composed(self, cfg: DictConfig, known: Sequence[Fault] = ()) -> Checked:
         """Check a composed configuration, of which `known` faults were found before."""
@@ -118,12 +119,14 @@ class Checker:
         outcomes: dict[tuple[str, ...], Checked] = {}
 
         def check(words: Sequence[str]) -> RoleOutcome:
-            composition = compose_checked(self.space, words)
-            found = self.check_composed(composition.cfg, composition.faults)
-            outcomes[tuple(words)] = found
-            typed = self._typed(composition.cfg)
-            config = replace(typed, platform=resolve_platform(typed.platform))
-            return found.faults, found.warnings, config
+            key = tuple(words)
+            if key not in outcomes:  # the router's stay while those of instances get their share
+                composition = compose_checked(self.space, words)
+                outcomes[key] = self.check_composed(composition.cfg, composition.faults)
+            found = outcomes[key]
+            assert found.composed is not None, "what was checked is kept"
+            platform = resolve_platform(found.composed.platform)
+            return found.faults, found.warnings, replace(found.composed, platform=platform)
 
         plan = plan_cluster(overrides, cfg, check, known=known, is_run=self.is_run)
         return plan, {role: outcomes[tuple(words)] for role, words in plan.words.items()}
@@ -144,9 +147,8 @@ class Checker:
         )
 
     @staticmethod
-    def _typed(cfg: DictConfig, found: Sequence[Fault] | None = None) -> InferenceConfig:
-        """The typed configuration, with harmless values where its structure has faults."""
-        found = _structure_faults(cfg) if found is None else found
+    def _typed(cfg: DictConfig, found: Sequence[Fault]) -> InferenceConfig:
+        """The typed configuration, with harmless values where its structure has `found` faults."""
         if found:
             cfg = cfg.copy()
             set_neutral(cfg, _keys(found))
