@@ -8,12 +8,11 @@ import yaml
 from hydra.core.default_element import GroupDefault
 
 from inferkit.config.origins import (
-    ADDED,
     COMMAND_LINE,
-    OPTION,
     PRIMARY,
     Origin,
     config_file,
+    named_option,
     shown_path,
 )
 from inferkit.config.space import ConfigSpace
@@ -29,14 +28,11 @@ def find_choosers(space: ConfigSpace, overrides: Sequence[str]) -> dict[str, tup
     origins: dict[str, list[Origin]] = {}
     for default in found.defaults:
         path = str(default.config_path)
-        group, _, option = path.rpartition("/")
+        group = path.rpartition("/")[0]
         if group == "hydra" or group.startswith(("hydra/", "schema")) or path == "schema":
             continue
-        if default.primary:
-            choosers = _in_file(space, path, kind=PRIMARY, text=path)
-        else:
-            sign, kind = ("+", group) if group in ADDED else ("", OPTION)
-            choosers = _in_file(space, path, kind=kind, text=f"{sign}{group}={option}")
+        kind, text = (PRIMARY, path) if default.primary else named_option(space, path)
+        choosers = _in_file(space, path, kind=kind, text=text)
         for name, origin in choosers:
             origins.setdefault(name, []).append(origin)
     for text in overrides:

@@ -24,7 +24,7 @@ from inferkit.config.yaml_lines import key_lines, line_of
 SCHEMA, PRIMARY, OPTION, COMMAND_LINE = "schema", "primary", "option", "command line"
 AUTOMATIC = "automatic"
 ADDED = ("role", "experiment", "sweep")
-"""Groups without a default, whose options are written with '+' and are a kind of origin each."""
+"""Groups whose options set keys of any node; each is a kind of origin of its own."""
 MISSING = "???"
 
 
@@ -175,9 +175,7 @@ def _of_default(
     if is_dataclass(OmegaConf.get_type(config)):
         yield from _of_schema(config, prefix, schema_lines)
         return
-    group, _, option = path.rpartition("/")
-    kind = PRIMARY if default.primary else group if group in ADDED else OPTION
-    text = path if default.primary else f"{'+' if group in ADDED else ''}{group}={option}"
+    kind, text = (PRIMARY, path) if default.primary else named_option(space, path)
     file = config_file(loaded, path)
     lines = key_lines(file) if file.is_file() else {}
     container = OmegaConf.to_container(config, resolve=False, enum_to_str=True)
@@ -188,6 +186,13 @@ def _of_default(
             line = line_of(lines, key)
             origin = Origin(kind=kind, text=text, value=value, file=shown_path(file), line=line)
             yield f"{prefix}{key}", origin
+
+
+def named_option(space: ConfigSpace, path: str) -> tuple[str, str]:
+    """Kind of an origin, and how the option is chosen: `role`, `+role=decode`."""
+    group, _, option = path.rpartition("/")
+    sign = "" if group in space.defaults else "+"
+    return group if group in ADDED else OPTION, f"{sign}{group}={option}"
 
 
 def config_file(loaded: ConfigResult, path: str) -> Path:
