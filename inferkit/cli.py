@@ -30,6 +30,7 @@ from inferkit.config.help import help_text
 from inferkit.config.preflight import Verdict, check_composition, preflight
 from inferkit.config.recorded import origins_of_job
 from inferkit.config.run_folder import RUNS, make_run_folder
+from inferkit.config.secrets import masking_overrides
 from inferkit.config.space import ConfigSpace
 from inferkit.core.errors import ConfigError, InferkitError
 from inferkit.core.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REFUSED
@@ -140,19 +141,23 @@ def _unknown_verb(verb: str) -> str:
 
 def _show(arguments: Arguments, argv: Sequence[str]) -> int:
     """Let Hydra show a configuration or its own facts; a shell is told what may be typed."""
+    masks: list[str] = []
     if arguments.shows == "cfg":
-        command, space = arguments.command(program_name()), arguments.space()
-        verdict = check_composition(command, space, resolves="--resolve" in arguments.flags)
+        asked, space = arguments.command(program_name()), arguments.space()
+        is_resolved = "--resolve" in arguments.flags
+        verdict = check_composition(asked, space, resolves=is_resolved)
         if not verdict.is_good:
             _tell(verdict.message)
             return EXIT_REFUSED
+        masks = masking_overrides(space.compose_job(arguments.overrides)) if is_resolved else []
     if arguments.shows == "shell_completion":
         command, _ = asked_shell(arguments.overrides)
         if command == "query":
             line = os.environ.get("COMP_LINE", "")
             print("\n".join(complete(line, arguments.space(), list(VERBS))))
             return EXIT_OK
-    words = argv if arguments.shows == "shell_completion" else hydra_words(arguments)
+    is_completion = arguments.shows == "shell_completion"
+    words = argv if is_completion else hydra_words(arguments, *masks)
     # Hydra shows through logging, which turns a closed pipe (`| head`) into tracebacks.
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:

@@ -24,6 +24,7 @@ from inferkit.config.overrides import Composition, compose_checked, syntax_fault
 from inferkit.config.run_folder import folder_problem
 from inferkit.config.schema import InferenceConfig
 from inferkit.config.search_space import direction_fault, is_search, probes
+from inferkit.config.secrets import secret_faults
 from inferkit.config.space import ConfigSpace
 from inferkit.config.sweep_rules import objective_of
 from inferkit.config.walk import structure_faults
@@ -118,6 +119,7 @@ def check_composition(command: Command, space: ConfigSpace, *, resolves: bool = 
     """Check that the overrides compose, and resolve; for commands that show a configuration."""
     composition = compose_checked(space, command.overrides)
     faults = list(composition.faults)
+    faults += secret_faults(composition.cfg)
     if resolves:
         faults += structure_faults(composition.cfg)
     return Verdict(message=render(faults) if faults else "")

@@ -4,6 +4,7 @@ What is written of a configuration holds `${oc.env:NAME}` in their place; `infer
 says what a secret is and how it is shown.
 """
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -150,25 +151,37 @@ def _name_of(path: Path) -> str:
 
 def keep_secrets(cfg: DictConfig, typed: InferenceConfig) -> None:
     """Put a `SecretText` wherever `typed`, made from `cfg`, got a secret from the environment."""
-    sources = [
-        (path, value)
-        for path, value in _raw_leaves(OmegaConf.to_container(cfg, resolve=False))
-        if isinstance(value, str) and "${" in value
-    ]
-    known: dict[str, str] = {}
-    for path, source in sources:
-        value = _follow(typed, path)
-        if isinstance(value, str) and value and is_secret_source(dotted(path), source):
-            known[value] = source
-            _put(typed, path, SecretText(value, source))
-    for path, source in sources:  # `${scheduler.params.api_key}`
-        value = _follow(typed, path)
-        if (
-            isinstance(value, str)
-            and not isinstance(value, SecretText)
-            and any(len(secret) >= MIN_HIDDEN and secret in value for secret in known)
-        ):
-            _put(typed, path, SecretText(value, source))
+    for path, secret in _secrets(cfg):
+        _put(typed, path, secret)
+
+
+def masking_overrides(cfg: DictConfig) -> list[str]:
+    """Overrides after which a composition shows `<secret NAME>` where it has secrets."""
+    masks: dict[str, Any] = {}
+    for path, secret in _secrets(cfg):
+        place = next((i for i, part in enumerate(path) if isinstance(part, int)), None)
+        if place is None:
+            masks[dotted(path)] = f"'{secret.shown}'"
+        else:  # an entry of a list cannot be set by itself
+            masks[dotted(path[:place])] = f"['{secret.shown}']"
+    return [f"++{key}={text}" for key, text in masks.items()]
+
+
+def _secrets(cfg: DictConfig) -> list[tuple[Path, SecretText]]:
+    """Where a composed configuration has secrets from the environment, resolved."""
+    sources = []
+    for path, source in _raw_leaves(OmegaConf.to_container(cfg, resolve=False)):
+        if isinstance(source, str) and "${" in source:
+            with contextlib.suppress(OmegaConfBaseException):  # broken ones are told elsewhere
+                value = _follow(cfg, path)
+                if isinstance(value, str) and value:
+                    sources.append((path, source, value))
+    own = {value for path, source, value in sources if is_secret_source(dotted(path), source)}
+
+    def is_secret(value: str) -> bool:  # also ${scheduler.params.api_key}
+        return value in own or any(len(part) >= MIN_HIDDEN and part in value for part in own)
+
+    return [(path, SecretText(value, text)) for path, text, value in sources if is_secret(value)]
 
 
 def secret_variables(
@@ -187,15 +200,6 @@ def hide_secrets_of(config: InferenceConfig) -> None:
     """Have this process, and those that it starts, hide the secrets of `config` in all that they
     write."""
     keep_hidden(set(secret_variables(config)))
-
-
-def masking_overrides(config: InferenceConfig) -> list[str]:
-    """Overrides after which a composition shows `<secret NAME>` where `config` has secrets."""
-    masks = {}
-    for path, value in _raw_leaves(config):
-        if isinstance(value, SecretText) and not any(isinstance(part, int) for part in path):
-            masks[dotted(path)] = value.shown
-    return [f"++{key}='{text}'" for key, text in masks.items()]
 
 
 def dotted(path: Sequence[str | int]) -> str:
