@@ -11,6 +11,7 @@ from typing import Any
 from inferkit.config.identity import PACKAGE_DIR, RunKeys, code_files, without_places
 from inferkit.config.leaves import flat
 from inferkit.config.provenance import (
+    PROVENANCE_FILE,
     RESOLVED_FILE,
     environment,
     git_state,
@@ -20,7 +21,7 @@ from inferkit.config.provenance import (
 from inferkit.config.schema import InferenceConfig
 from inferkit.config.secrets import secret_variables
 from inferkit.config.stored import read_values
-from inferkit.inspect.run_directory import RecordedRun
+from inferkit.inspect.run_directory import RecordedRun, read_object
 
 MAX_FILES_SHOWN = 5
 ABSENT = "not set"
@@ -30,6 +31,8 @@ UNHEARD = re.compile(
     r"|INFERKIT_LOG_LEVEL|INFERKIT_SECRET_VARIABLES"
 )
 """Variables that a launcher or this program sets, or that change logs alone."""
+FOUND_BY_RANKS = {"model": "the model", "kv_blocks": "KV blocks", "platform": "the platform"}
+"""Facts of provenance.json that ranks record."""
 SHARES = ("platform.device_memory", "platform.num_threads")
 """What each role of a cluster gets of this machine."""
 
@@ -153,6 +156,23 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_FILES_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def found_by_ranks(run: RecordedRun, replayed: Path) -> Iterator[Change]:
+    """What only a run itself finds out, and has found otherwise than the recorded one: weights that
+    were downloaded, the size of the KV pool, the device."""
+    now = read_object(replayed / PROVENANCE_FILE)
+    for name, label in FOUND_BY_RANKS.items():
+        old, new = run.provenance.get(name), now.get(name)
+        if old is not None and new is not None and old != new:
+            text = "other files" if name == "model" else _arrow(_counts(old), _counts(new))
+            yield Change(kind="run", name=label, text=text)
+
+
+def _counts(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    return ", ".join(f"{name} {count}" for name, count in value.items())
+
+
 def role_changes(recorded: Path, replayed: Path) -> Iterator[Change]:
     """What differs in the configurations of roles that a run has started itself: they are composed
     anew from the words of the recorded command. Ports, addresses and paths are left out."""
@@ -164,6 +184,4 @@ def role_changes(recorded: Path, replayed: Path) -> Iterator[Change]:
         old, new = (flat(without_places(read_values(path))) for path in (file, other))
         for key in old:
             if key in new and old[key] != new[key] and key not in SHARES:
-                yield Change(
-                    kind="configuration", name=f"{role} {key}", text=_arrow(old[key], new[key])
-                )
+                yield Change(kind="run", name=f"{role} {key}", text=_arrow(old[key], new[key]))

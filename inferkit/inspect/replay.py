@@ -18,7 +18,7 @@ from inferkit.config.schema import InferenceConfig
 from inferkit.config.space import ConfigSpace
 from inferkit.core.errors import ConfigError
 from inferkit.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_REFUSED
-from inferkit.inspect.changes import Change, find_changes, role_changes
+from inferkit.inspect.changes import Change, find_changes, found_by_ranks, role_changes
 from inferkit.inspect.run_directory import RecordedRun, read_run
 from inferkit.inspect.same_tokens import OUTPUT_FILES, Agreement, compare_tokens, read_tokens
 from inferkit.runtime.instances import find_node_rank
@@ -72,8 +72,8 @@ def run(arguments: Arguments) -> int:
     again = f"starting +role={config.role} again, there is nothing to compare: it runs"
     print(f"{again if serves else 'replaying'} in {output}", flush=True)
     result = _run(recorded, config, output, changes)
-    for change in role_changes(recorded.folder, output):
-        print(f"other configuration of {change.name}: {change.text}")
+    for change in (*found_by_ranks(recorded, output), *role_changes(recorded.folder, output)):
+        print(f"differs from then: {change.name}: {change.text}")
     if serves:
         return EXIT_OK if result.status == OK else EXIT_FAILED
     return _verdict(recorded, output, result, node_rank)

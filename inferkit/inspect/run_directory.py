@@ -52,8 +52,8 @@ def read_run(folder: Path) -> RecordedRun:
     return RecordedRun(
         folder=folder,
         stored=read_stored(folder / RESOLVED_FILE),
-        provenance=_read_object(folder / PROVENANCE_FILE),
-        code=_read_object(folder / CODE_FILE),
+        provenance=read_object(folder / PROVENANCE_FILE),
+        code=read_object(folder / CODE_FILE),
     )
 
 
@@ -66,7 +66,7 @@ def _no_run(folder: Path) -> str:
     return f"{text}, so it is no folder of a run"
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """A JSON object; empty where there is no such file."""
     try:
         value = json.loads(path.read_text("utf-8"))

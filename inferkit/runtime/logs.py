@@ -76,6 +76,7 @@ def log_run(path: Path, *, level: str) -> None:
         handlers=[logging.StreamHandler(), logging.FileHandler(path, encoding="utf-8")],
         force=True,
     )
+    hide_in_logs()
 
 
 def quiet_libraries() -> None:
