@@ -106,7 +106,10 @@ class _Code:
             return None
         if not isinstance(data, dict) or data.get("version") != SNAPSHOT_VERSION:
             return None
-        return Snapshot.from_json(data)
+        try:
+            return Snapshot.from_json(data)
+        except (KeyError, TypeError):
+            return None  # fields that one of the two versions does not know
 
     def composed(self, words: Sequence[str]) -> Snapshot:
         """What can be had of any revision: the composed keys, and the faults of its check."""

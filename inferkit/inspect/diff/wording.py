@@ -1,14 +1,16 @@
 """How values, origins and ratios are written, alike in text and in markdown."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from inferkit.config.origins import AUTOMATIC, PRIMARY, SCHEMA
+from inferkit.inspect.derived import WITHOUT_RANKS
 from inferkit.inspect.diff.compare import ChoicePair, Comparison, DerivedPair, LeafPair
 from inferkit.inspect.diff.hand_off import HandOff
 from inferkit.inspect.diff.metrics import MetricPair
 from inferkit.inspect.recorded import FILE
-from inferkit.inspect.snapshot import Derived, Leaf, Origin
+from inferkit.inspect.snapshot import Derived, Leaf, Origin, Snapshot
 from inferkit.inspect.wording import BYTES, derived_text, value_text
 
 ARROW = "->"
@@ -27,7 +29,8 @@ def derived_texts(pair: DerivedPair) -> tuple[str, str]:
     """Both values: numbers with every digit, large sizes in MiB, groups as their ranks."""
     left, right = _derived_text(pair.left), _derived_text(pair.right)
     if left == right and pair.left is not None and pair.right is not None:
-        return value_text(pair.left.value), value_text(pair.right.value)
+        # Rounded they look alike.
+        left, right = (derived_text(replace(one, text="")) for one in (pair.left, pair.right))
     return left, right
 
 
@@ -149,6 +152,11 @@ def notes(comparison: Comparison) -> list[str]:
     found += [f"B: {text}" for text in right.notes if text not in left.notes]
     for letter, side, other in (("A", left, right), ("B", right, left)):
         if not side.derived and other.derived:
-            reason = "it cannot run" if side.faults else "its own are not known"
-            found.append(f"{letter}: derived values are not compared, {reason}")
+            found.append(f"{letter}: derived values are not compared: {_without_derived(side)}")
     return found
+
+
+def _without_derived(side: Snapshot) -> str:
+    if side.faults:
+        return "it cannot run"
+    return "it has no ranks itself" if side.role in WITHOUT_RANKS else "its own are not known"
