@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from inferkit.config.arguments import parse_arguments
 from inferkit.config.preflight import check_composition, preflight
 from inferkit.config.space import ConfigSpace
+from inferkit.inspect.verbs import VERBS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [
@@ -40,12 +42,17 @@ def set_up_lines() -> list[str]:
 @pytest.mark.parametrize("line", commands())
 def test_command_composes(line: str) -> None:
     words = shlex.split(line.removeprefix(PROGRAM).removeprefix("inferkit"))
-    if words[0] == "check":
-        words = words[1:]
-    # The folders that the examples name are not here, so only a sweep is checked to the end.
-    check = preflight if "-m" in words else check_composition
-    verdict = check(parse_arguments(words).command(PROGRAM), ConfigSpace())
-    assert verdict.is_good, verdict.message
+    verb = VERBS.get(words[0])
+    arguments = parse_arguments(words[1:], verb.add_options) if verb else parse_arguments(words)
+    # `diff` takes sets of overrides in a word each; other words without '=' are keys or folders.
+    sets = map(shlex.split, arguments.overrides) if words[0] == "diff" else [arguments.overrides]
+    for words in sets:
+        overrides = tuple(word for word in words if "=" in word or verb is None)
+        command = replace(arguments, overrides=overrides).command(PROGRAM)
+        # The folders that the examples name are not here, so only a sweep is checked to the end.
+        check = preflight if arguments.is_multirun else check_composition
+        verdict = check(command, ConfigSpace())
+        assert verdict.is_good, verdict.message
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -13,6 +13,9 @@ import psutil
 import pytest
 import yaml
 
+from inferkit.config.space import ConfigSpace
+from inferkit.inspect.recorded import run_snapshot
+
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 90
 
@@ -102,6 +105,12 @@ def test_run_directory_holds_what_the_run_was(tmp_path, tiny_hf_model):
     provenance = json.loads((run_dir / "provenance.json").read_text())
     assert provenance["model"]["weights"][0]["name"] == "model.safetensors"
     assert provenance["rank_environment"]["GOMP_SPINCOUNT"]
+    found = run_snapshot(run_dir, ConfigSpace())
+    assert found.leaves["data.limit"].origins[-1].text == "data.limit=3"
+    assert found.leaves["engine.max_model_len"].origins[-1].kind == "automatic"
+    derived = {one.name: one.value for one in found.derived}
+    assert provenance["kv_blocks"] == {"full_attention": derived["kv_cache.blocks"]}
+    assert provenance["weights_bytes"] == derived["rank.weight_bytes"]
     log = (run_dir / "rank0.log").read_text()
     assert "[rank0]" in log and "kind=prefill" in log and "kind=decode" in log
     for phase in ("prefill", "decode"):
