@@ -77,7 +77,7 @@ def _groups(config: InferenceConfig) -> Iterator[Derived]:
             value=[list(ranks) for ranks in groups],
             formula=group_formula(layout, name),
             unit="ranks",
-            text=partition_text(groups) or "every rank alone",
+            text=partition_text(groups),
         )
 
 

@@ -1,20 +1,16 @@
 """The groups of a layout as text: short for any number of ranks."""
 
-from collections.abc import Mapping
-
 from inferkit.core.parallel_layout import TP_SIZES, ParallelLayout, Partition, Ranks
 
 MAX_GROUPS_SHOWN = 8
-
-
-def group_texts(layout: ParallelLayout) -> Mapping[str, str]:
-    """Group name -> its ranks: `{0-3} {4-7}`, `16 groups of 8: {0-7} {8-15} ... {120-127}`."""
-    return {name: partition_text(groups) for name, groups in layout.partitions.items()}
+ALONE = "every rank alone"
 
 
 def partition_text(groups: Partition) -> str:
-    """Ranks that work alone are left out."""
+    """`{0-3} {4-7}`, `16 groups of 8: {0-7} {8-15} ... {120-127}`; ranks alone are left out."""
     shown = [ranks_text(ranks) for ranks in groups if len(ranks) > 1]
+    if not shown:
+        return ALONE
     if len(shown) <= MAX_GROUPS_SHOWN:
         return " ".join(shown)
     size = max(len(ranks) for ranks in groups)

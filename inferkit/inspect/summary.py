@@ -10,12 +10,11 @@ from inferkit.config.model_files import class_name, is_shape_only
 from inferkit.config.schema import InferenceConfig
 from inferkit.core.parallel_layout import contiguous
 from inferkit.inspect.derived import WITHOUT_RANKS, derived_values
-from inferkit.inspect.groups import ranks_text
+from inferkit.inspect.groups import ALONE, ranks_text
 from inferkit.inspect.snapshot import Derived
 from inferkit.inspect.wording import derived_text
 
 UNKNOWN = "known once its files are here"
-ALONE = "every rank alone"
 
 Row = tuple[str, str]
 

@@ -1,7 +1,7 @@
 import pytest
 
 from inferkit.core.parallel_layout import ParallelLayout, Ranks, contiguous, strided
-from inferkit.inspect.groups import group_texts, partition_text, ranks_text
+from inferkit.inspect.groups import partition_text, ranks_text
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,8 @@ def test_many_groups_are_shortened() -> None:
 
 
 def test_leaders_are_shown_without_the_ranks_that_follow_them() -> None:
-    texts = group_texts(ParallelLayout(world_size=16, attn_tp_size=4))
+    groups = ParallelLayout(world_size=16, attn_tp_size=4).all_partitions
 
-    assert texts["dp_leader_group"] == "{0-12 step 4}"
-    assert texts["tp_cpu_group"] == "{0-3} {4-7} {8-11} {12-15}"
+    assert partition_text(groups["dp_leader_group"]) == "{0-12 step 4}"
+    assert partition_text(groups["tp_cpu_group"]) == "{0-3} {4-7} {8-11} {12-15}"
+    assert partition_text(groups["cp_group"]) == "every rank alone"
