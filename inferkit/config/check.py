@@ -1,7 +1,7 @@
 """All checks of one configuration, in order: overrides, structure, rules, components, model."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from omegaconf import DictConfig, OmegaConf
@@ -9,11 +9,12 @@ from omegaconf import DictConfig, OmegaConf
 from inferkit.config.check_cluster import ClusterPlan, RoleOutcome, plan_cluster
 from inferkit.config.cluster_roles import CLUSTER
 from inferkit.config.components import check_components
-from inferkit.config.faults import Fault, Findings
+from inferkit.config.faults import Fault, Findings, key_of
 from inferkit.config.load_rules import check_load_lengths
 from inferkit.config.memory import check_memory
 from inferkit.config.model_files import ModelFiles, read_model_files
 from inferkit.config.model_rules import check_model
+from inferkit.config.no_effect import Use, no_effect_of_model
 from inferkit.config.overrides import compose_checked
 from inferkit.config.resolve import resolve_automatic, resolve_platform
 from inferkit.config.rules import check_rules
@@ -60,21 +61,34 @@ class Checker:
     def check_overrides(self, overrides: Sequence[str]) -> Checked:
         """Compose and check; every fault of all overrides is found."""
         composition = compose_checked(self.space, overrides)
-        checked = self.check_composed(composition.cfg, composition.faults)
+        given = [key_of(text) for text in overrides]
+        checked = self.check_composed(composition.cfg, composition.faults, given)
         if composition.cfg.role != CLUSTER:
             return checked
         assert checked.composed is not None, "what was checked is kept"
         return self._with_roles(overrides, checked, checked.composed)
 
-    def check_composed(self, cfg: DictConfig, known: Sequence[Fault] = ()) -> Checked:
-        """Check a composed configuration, of which `known` faults were found before."""
+    def check_composed(
+        self, cfg: DictConfig, known: Sequence[Fault] = (), given: Collection[str] = ()
+    ) -> Checked:
+        """Check a composed configuration, of which `known` faults were found before.
+
+        Args:
+            given: keys of the command line.
+        """
         found = _structure_faults(cfg)
         typed = self._typed(cfg, found)
         found = [fault for fault in found if fault.key not in _keys(known)]
-        return self.check_config(typed, [*known, *found])
+        return self.check_config(typed, [*known, *found], given)
 
-    def check_config(self, cfg: InferenceConfig, known: Sequence[Fault] = ()) -> Checked:
-        """Check a typed configuration, of which `known` faults were found before."""
+    def check_config(
+        self, cfg: InferenceConfig, known: Sequence[Fault] = (), given: Collection[str] = ()
+    ) -> Checked:
+        """Check a typed configuration, of which `known` faults were found before.
+
+        Args:
+            given: keys of the command line.
+        """
         faults = list(known)
         findings = check_rules(cfg)
         add_new(faults, findings.faults)
@@ -90,6 +104,10 @@ class Checker:
             check_load_lengths(resolved, sizes)
             if files.arch is not None:
                 check_model(resolved, files.arch, sizes)
+                use = Use(cfg=cfg, resolved=resolved, arch=files.arch)
+                no_effect_of_model(use, sizes, given)
+                add_new(faults, sizes.faults)
+                sizes.faults = []
                 check_memory(
                     resolved,
                     files.arch,
@@ -97,7 +115,7 @@ class Checker:
                     is_run=self.is_run,
                     asks_host=self.asks_host,
                 )
-            faults += sizes.faults
+            add_new(faults, sizes.faults)
         return Checked(
             faults=tuple(faults),
             warnings=tuple(findings.warnings),
@@ -122,7 +140,8 @@ class Checker:
             key = tuple(words)
             if key not in outcomes:  # the router's stay while those of instances get their share
                 composition = compose_checked(self.space, words)
-                outcomes[key] = self.check_composed(composition.cfg, composition.faults)
+                given = [key_of(text) for text in words]
+                outcomes[key] = self.check_composed(composition.cfg, composition.faults, given)
             found = outcomes[key]
             assert found.composed is not None, "what was checked is kept"
             platform = resolve_platform(found.composed.platform)

@@ -21,7 +21,8 @@ from inferkit.config.cluster_roles import (
     shares_of_host,
     unusable_words,
 )
-from inferkit.config.faults import Fault
+from inferkit.config.faults import Fault, key_of
+from inferkit.config.no_effect import NO_EFFECT
 from inferkit.config.schema import InferenceConfig
 from inferkit.core.host import available_memory
 
@@ -77,7 +78,7 @@ def plan_cluster(
     faults += merged_faults(checks, [*known, *faults])
     faults += pair_faults(configs, own)
     if not any(fault.key.startswith("disagg.") for fault in known):
-        faults += port_faults(cfg, configs)
+        faults += port_faults(cfg, configs, own)
     return ClusterPlan(words=words, configs=configs, faults=faults, warnings=warnings)
 
 
@@ -92,8 +93,14 @@ def _check_roles(
             RoleCheck(role=role, words=words[role], own=own[role], faults=faults, config=config)
         )
         if role != ROUTER:  # what it does not read is there for the others
-            warnings += found
+            warnings += [w for w in found if not _is_for_others(w, role, own[role])]
     return checks, list(dict.fromkeys(warnings))
+
+
+def _is_for_others(warning: Fault, role: str, own: Sequence[str]) -> bool:
+    """A key of the whole cluster, which another role reads, or the cluster has told of."""
+    is_own = any(key_of(word) == warning.key for word in own)
+    return warning.problem.startswith(f"{NO_EFFECT} in +role={role}") and not is_own
 
 
 def _shares(cfg: InferenceConfig, checks: Sequence[RoleCheck]) -> Shares:

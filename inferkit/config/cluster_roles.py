@@ -11,6 +11,7 @@ from typing import Any
 
 from inferkit.config.faults import Command, Fault, Fix, key_of, show
 from inferkit.config.network_rules import ports
+from inferkit.config.no_effect import readers
 from inferkit.config.resolve import CPU_PLATFORM
 from inferkit.config.schema import InferenceConfig
 from inferkit.core.secrets import recorded
@@ -85,6 +86,8 @@ def role_words(
 
 def _is_passed_on(text: str, role: str) -> bool:
     key = key_of(text).replace("/", ".")  # a group is where its node is
+    if role in INSTANCES and "." in key and role not in readers(key) and CLUSTER in readers(key):
+        return False
     if key in ("role", "sweep", "hydra.verbose"):
         return True  # a file of conf/sweep (+sweep=NAME) sets keys of any node
     if role != ROUTER:
@@ -120,13 +123,17 @@ def unusable_words(cfg: InferenceConfig) -> Iterator[Fault]:
         try:
             words = own_words(cfg, role)
         except ValueError as error:
-            yield Fault(key=key, given=given, problem=f"cannot be read as words: {error}")
+            problem = f"cannot be read as words: {error}"
+            yield Fault(key=key, given=given, problem=problem, fix=Fix(drop=(key,)))
             continue
-        for word in words:
-            problem = _word_problem(word, role)
-            if problem:
-                yield Fault(key=key, given=given, problem=f"{word} {problem}")
-                break
+        bad = {word: problem for word in words if (problem := _word_problem(word, role))}
+        if bad:
+            problem = "\n".join(f"{word} {why}" for word, why in bad.items())
+            fix = _words_fix(role, [word for word in words if word not in bad])
+            moved = tuple(word for word in bad if _is_of_cluster(word))
+            yield Fault(
+                key=key, given=given, problem=problem, fix=replace(fix, add=fix.add + moved)
+            )
 
 
 def _word_problem(word: str, role: str) -> str:
@@ -135,9 +142,13 @@ def _word_problem(word: str, role: str) -> str:
     node = key_of(word).partition(".")[0]
     if node == "role":
         return f"chooses a role, which is {role} already"
-    if node in ("cluster", "router", "hydra"):
+    if _is_of_cluster(word):
         return f"belongs to the cluster, not to {role}; write it on the command line itself"
     return ""
+
+
+def _is_of_cluster(word: str) -> bool:
+    return key_of(word).partition(".")[0] in ("cluster", "router", "hydra")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,12 +164,12 @@ class RoleCheck:
 
 def merged_faults(checks: Sequence[RoleCheck], known: Sequence[Fault]) -> list[Fault]:
     """Faults of roles, each once with the roles that have it, without those that are `known`."""
-    seen = {(fault.key, fault.problem) for fault in known}
+    seen = {(fault.key, part) for fault in known for part in (fault.problem, fault.given)}
     of_roles: dict[tuple[str, str, str], list[RoleCheck]] = {}
     found: dict[tuple[str, str, str], Fault] = {}
     for check in checks:
         for fault in check.faults:
-            if (fault.key, fault.problem) not in seen:
+            if not seen & {(fault.key, fault.problem), (fault.key, fault.given or fault.key)}:
                 identity = (fault.key, fault.given, fault.problem)
                 of_roles.setdefault(identity, []).append(check)
                 found[identity] = fault
@@ -173,7 +184,9 @@ def merged_faults(checks: Sequence[RoleCheck], known: Sequence[Fault]) -> list[F
             parts = [part for check in own if (part := fixes[check.role]) is not None]
             is_example = any(part.is_example for part in parts)
             added = tuple(text for part in parts for text in part.add)
-            fix = Fix(add=added, is_example=is_example) if len(parts) == len(own) else None
+            dropped = tuple(key for part in parts for key in part.drop)
+            fix = Fix(add=added, drop=dropped, is_example=is_example)
+            fix = fix if len(parts) == len(own) else None
         given = f"{names}: {fault.given or fault.key}"
         merged.append(replace(fault, given=given, fix=fix, related=()))
     return merged
@@ -194,7 +207,13 @@ def _fixed_words(check: RoleCheck) -> Fix | None:
         return None
     words = Command(overrides=tuple(check.own)).fixed(fixes).overrides
     is_example = any(fix.is_example for fix in fixes)
-    return Fix(add=(_as_override(check.role, words),), is_example=is_example)
+    return replace(_words_fix(check.role, words), is_example=is_example)
+
+
+def _words_fix(role: str, words: Sequence[str]) -> Fix:
+    """A role with these words of its own."""
+    key = f"cluster.{role}_overrides"
+    return Fix(add=(_as_override(role, words),)) if words else Fix(drop=(key,))
 
 
 def _as_override(role: str, words: Sequence[str]) -> str:
@@ -244,16 +263,26 @@ def pair_faults(
 
 def _without(key: str, own: Mapping[str, Sequence[str]]) -> Fix | None:
     """No role has words of its own on `key`; None = none has."""
-    added = []
+    added: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
     for role, words in own.items():
         kept = [word for word in words if not f"{key}.".startswith(f"{key_of(word)}.")]
         if len(kept) < len(words):
-            added.append(_as_override(role, kept))
-    return Fix(add=tuple(added)) if added else None
+            fix = _words_fix(role, kept)
+            added, dropped = added + fix.add, dropped + fix.drop
+    return Fix(add=added, drop=dropped) if added or dropped else None
 
 
-def port_faults(cfg: InferenceConfig, configs: Mapping[str, InferenceConfig]) -> Iterator[Fault]:
-    """Fixed ports of instances, which all share this host."""
+def port_faults(
+    cfg: InferenceConfig,
+    configs: Mapping[str, InferenceConfig],
+    own: Mapping[str, Sequence[str]],
+) -> Iterator[Fault]:
+    """Fixed ports of instances, which all share this host.
+
+    Args:
+        own: words of each role alone.
+    """
     users: dict[int, str] = {}
     for role, config in configs.items():
         for key, port in ports(config):
@@ -269,6 +298,7 @@ def port_faults(cfg: InferenceConfig, configs: Mapping[str, InferenceConfig]) ->
                     key=key if role == ROUTER else f"cluster.{role}_overrides",
                     given=f"{role}: {key}={port}",
                     problem=f"{problem}; leave it out (a free one is chosen)",
+                    fix=_without(key, {role: own.get(role, ())}) or Fix(add=(f"{key}=0",)),
                 )
 
 

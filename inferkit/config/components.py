@@ -3,6 +3,7 @@
 Classes are read from their source, so a check imports nothing and torch stays out.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -46,23 +47,29 @@ def _bad_prefixes(prefixes: Sequence[str]) -> Iterator[Fault]:
                 key="allowed_targets",
                 given=f"allowed_targets={show(list(prefixes))}",
                 problem=f"{prefix!r} is no dotted prefix such as mypackage or mypackage.loaders",
+                fix=Fix(drop=("allowed_targets",)),
             )
 
 
 def _find(
     key: str, target: str, allowed_targets: Sequence[str], index: SourceIndex
 ) -> Definition | Fault:
-    given = f"{key}={target}"
-    if not is_allowed(target, allowed_targets):
-        top = target.split(".")[0]
-        prefixes = show([*allowed_targets, top])
-        fix = Fix(add=(f"allowed_targets={prefixes}",)) if "." in target else None
-        problem = not_allowed(target, allowed_targets)
-        return Fault(key=key, given=given, problem=problem, fix=fix, related=("allowed_targets",))
+    given, related = f"{key}={target}", ("allowed_targets",)
     try:
-        return index.find(target)
+        found = index.find(target)
     except TargetError as error:
-        return Fault(key=key, given=given, problem=str(error))
+        corrected = error.corrected(target)
+        fix = Fix(add=(f"{key}={corrected}",)) if corrected else Fix(drop=(key,))
+        return Fault(key=key, given=given, problem=str(error), fix=fix, related=related)
+    if is_allowed(target, allowed_targets):
+        return found
+    top = target.split(".")[0]
+    if top in sys.stdlib_module_names:
+        problem, fix = "is a part of Python, and no component of inferkit", Fix(drop=(key,))
+    else:
+        problem = not_allowed(target, allowed_targets)
+        fix = Fix(add=(f"allowed_targets={show([*allowed_targets, top])}",))
+    return Fault(key=key, given=given, problem=problem, fix=fix, related=related)
 
 
 def _check_keywords(
@@ -93,7 +100,7 @@ def _check_keywords(
     for name, value in node.params.items():
         if name in own:
             problem = f"is a key of the node itself; set {key}.{name}"
-            fix: Fix | None = Fix(add=(f"{key}.{name}={show(value)}",))
+            fix = Fix(add=(f"{key}.{name}={show(value)}",))
         elif name in runtime:
             problem, fix = f"is given by inferkit itself to {key}", Fix()
         elif not keywords.takes_any and name not in keywords.names:
@@ -101,12 +108,11 @@ def _check_keywords(
             guess = closest(name, allowed)
             takes = f"it takes {', '.join(allowed)}" if allowed else "it takes no params"
             problem = f"is no argument of {node._target_}{did_you_mean(guess)}\n{takes}"
-            fix = Fix(add=(f"+{key}.params.{guess}={show(value)}",)) if guess else None
+            fix = Fix(add=(f"+{key}.params.{guess}={show(value)}",) if guess else ())
         else:
             continue
         name = f"{key}.params.{name}"
-        if fix is not None:
-            fix = replace(fix, drop=(name,))
+        fix = replace(fix, drop=(name,))
         yield Fault(key=name, given=f"{name}={show(value)}", problem=problem, fix=fix)
 
 

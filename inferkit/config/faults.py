@@ -24,8 +24,10 @@ class Fix:
     drop: tuple[str, ...] = ()
     """Keys whose overrides are taken away."""
     flag: str = ""
+    environment: tuple[str, ...] = ()
+    """Variables, `NAME=VALUE`, that are set before the program."""
     is_example: bool = False
-    """`add` holds an example value, such as a path that only the user knows."""
+    """`add` or `environment` holds an example value, such as a path that only the user knows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,14 +133,18 @@ class Command:
     verb: str = ""
     flags: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+    """Variables, `NAME=VALUE`, that a shell sets for it."""
 
     def __str__(self) -> str:
         words = [self.verb, *self.flags, *map(shown_override, self.overrides)]
-        return " ".join([self.program, *(shell_quote(word) for word in words if word)])
+        quoted = [shell_quote(word) for word in words if word]
+        return " ".join([*self.environment, self.program, *quoted])
 
     def fixed(self, fixes: Iterable[Fix]) -> "Command":
         """This command after the fixes."""
         overrides, flags = list(self.overrides), list(self.flags)
+        variables = list(self.environment)
         for fix in fixes:
             keys = {key_of(text) for text in fix.add}
             keys |= {name for key in fix.drop for name in (key, _group_of(key))}
@@ -148,7 +154,10 @@ class Command:
             overrides = kept[:place] + list(fix.add) + kept[place:]
             if fix.flag and fix.flag not in flags:
                 flags.append(fix.flag)
-        return replace(self, overrides=tuple(overrides), flags=tuple(flags))
+            variables += [text for text in fix.environment if text not in variables]
+        return replace(
+            self, overrides=tuple(overrides), flags=tuple(flags), environment=tuple(variables)
+        )
 
     def renamed(self, old_key: str, new_key: str) -> "Command":
         """This command with another key in place of a misspelt one."""
@@ -160,7 +169,7 @@ class Command:
 
 
 def _group_of(key: str) -> str:
-    """`disagg.transfer._target_` -> `disagg/transfer`, whose option sets it; else the key itself."""
+    """`disagg.transfer._target_` -> `disagg/transfer`, whose option sets it; else the key."""
     node, _, name = key.rpartition(".")
     return node.replace(".", "/") if name == "_target_" else key
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from inferkit.config.faults import Cell, Fault, Fix, key_of
@@ -44,7 +45,12 @@ def expand(
         texts = [o.input_line or "" for o in parsed if o.is_interval_sweep()]
         problem = "has no single values; name them (0.5,0.9), give a range(1,5), or search it with "
         problem += "hydra/sweeper=optuna"
-        return [], [Fault(key=key_of(text), given=text, problem=problem) for text in texts]
+        return [], [
+            Fault(key=key_of(text), given=text, problem=problem, fix=Fix(drop=(key_of(text),)))
+            for text in texts
+        ]
+    if not rows:
+        return [], [_without_values(space, o) for o in parsed if _is_empty(o)]
     return [Cell(number=n, overrides=tuple(row)) for n, row in enumerate(rows)], []
 
 
@@ -62,6 +68,19 @@ def own_sweep_fault(space: ConfigSpace, text: str) -> Fault | None:
         first = next(override.sweep_string_iterator())
         fix = Fix(add=(f"{override.get_key_element()}={first}",))
     return Fault(key=key, given=text, problem=problem, fix=fix)
+
+
+def _is_empty(override: Override) -> bool:
+    return override.is_sweep_override() and not list(override.sweep_string_iterator())
+
+
+def _without_values(space: ConfigSpace, override: Override) -> Fault:
+    """An axis of no value: a pattern that no option has, a range that is empty."""
+    key, problem = override.key_or_group, "has no values, so the sweep has no cells"
+    if space.is_group(key):
+        problem = f"matches no option\noptions of {key}: {', '.join(space.options(key))}"
+    fix = Fix(drop=(key,))
+    return Fault(key=key, given=override.input_line or "", problem=problem, fix=fix)
 
 
 def with_load(space: ConfigSpace, cell: Cell) -> Cell:

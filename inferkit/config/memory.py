@@ -1,15 +1,18 @@
 """Whether a rank's weights and KV cache fit into the memory that it has. Torch-free."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from inferkit.config.faults import Fault, Findings, Fix
 from inferkit.config.model_files import is_shape_only
 from inferkit.config.resolve import CPU_PLATFORM
-from inferkit.config.schema import InferenceConfig
+from inferkit.config.schema import InferenceConfig, ParallelConfig
 from inferkit.config.shares import RankShare
 from inferkit.core.host import available_memory
 from inferkit.core.parallel_layout import ParallelLayout
+
+TP_SIZES_OF_OPTIONS = (2, 4, 8, 16, 32)
+"""Options tpN of conf/parallel."""
 
 
 def rank_share(resolved: InferenceConfig, arch: Any) -> RankShare:
@@ -77,7 +80,8 @@ def _check_sizes(resolved: InferenceConfig, arch: Any, limit: Limit, findings: F
     share = rank_share(resolved, arch)
     weights = share.weight_bytes
     if weights > limit.size:
-        findings.faults.append(_too_big(resolved, weights, limit))
+        fix = _more_ranks(resolved, arch, limit) if resolved.platform.device_memory else None
+        findings.faults.append(_too_big(resolved, weights, limit, fix))
         return
     block_size = resolved.kv_cache.block_size
     per_block = share.kv_bytes_per_token * block_size
@@ -94,6 +98,7 @@ def _check_sizes(resolved: InferenceConfig, arch: Any, limit: Limit, findings: F
             resolved.engine.max_model_len,
             f"the KV cache of one request takes {mib(blocks * per_block)}, but beside the weights "
             f"({mib(weights)}) only {mib(room)} are available; {fitting} tokens fit{limit.note}",
+            use=fitting or None,
             related=("kv_cache.block_size", "kv_cache.mem_fraction", "data.input_truncated_len"),
         )
     elif resolved.batch_size_per_dp_rank * blocks * per_block > room:
@@ -106,13 +111,25 @@ def _check_sizes(resolved: InferenceConfig, arch: Any, limit: Limit, findings: F
         )
 
 
-def _too_big(resolved: InferenceConfig, weights: int, limit: Limit) -> Fault:
+def _more_ranks(resolved: InferenceConfig, arch: Any, limit: Limit) -> Fix | None:
+    """The smallest split of every layer of which a rank can hold its part; None = none can."""
+    sizes = [entry.name for entry in fields(ParallelConfig) if entry.name.endswith("_tp_size")]
+    for tp_size in TP_SIZES_OF_OPTIONS:
+        values: dict[str, Any] = dict.fromkeys(sizes, tp_size)
+        split = ParallelConfig(world_size=tp_size, **values)
+        if rank_share(replace(resolved, parallel=split), arch).weight_bytes < limit.size:
+            own = ("parallel.world_size", "parallel.cp_size", *(f"parallel.{n}" for n in sizes))
+            return Fix(add=(f"parallel=tp{tp_size}",), drop=own)
+    return None
+
+
+def _too_big(resolved: InferenceConfig, weights: int, limit: Limit, fix: Fix | None) -> Fault:
     dtype, world_size = resolved.model.dtype.value, resolved.parallel.world_size
     if world_size == 1:
         problem = (
             f"its weights take {mib(weights)} in {dtype}, but only {mib(limit.size)} are available"
         )
-        choose = "choose a smaller model or model.dtype"
+        choose = "choose a smaller model or model.dtype, or parallel=<option> for more ranks"
     else:
         problem = (
             f"its weights take {mib(weights)} in {dtype} on each of {world_size} ranks, but only "
@@ -122,6 +139,7 @@ def _too_big(resolved: InferenceConfig, weights: int, limit: Limit) -> Fault:
     return Fault(
         key="model",
         problem=f"{problem}; {choose}{limit.note}",
+        fix=fix,
         related=("platform.device_memory",),
     )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from inferkit.config.faults import Fault, Fix
+from inferkit.config.faults import Fault, Fix, show
 from inferkit.config.schema import InferenceConfig
 from inferkit.config.targets import OWN_PREFIX
 from inferkit.core.errors import ConfigError
@@ -18,6 +18,16 @@ from inferkit.core.model_cache import embedded_dir
 EMBEDDED = re.compile(r"pypi:[A-Za-z0-9._-]+==[A-Za-z0-9.]+")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 CONFIG_FILE = "config.json"
+SMALL_ARCH = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 259,
+}
+"""A shape for an example, as a config.json has it."""
+MISSPELT = re.compile(r"model\.arch\.(\w+) is not a known key; did you mean (\w+)\?")
 ARCH_ATTRIBUTES = ("max_context_len", "num_parameters", "kv_bytes_per_token")
 """What `parse_arch` of a model's `arch` module must return, beside what the model itself reads."""
 
@@ -62,7 +72,7 @@ def read_model_files(
         # A Hugging Face id: its files come with the download, and `arch` may only repeat them.
         files = _parsed(cfg, model.arch, origin=None) if model.arch else ModelFiles()
         return files if files.arch is not None else ModelFiles()
-    return _refused(f"is no folder or file (looked in {Path.cwd()}) and no Hugging Face id", cfg)
+    return _refused(f"is no folder or file, and no Hugging Face id\nlooked in {Path.cwd()}", cfg)
 
 
 def is_shape_only(cfg: InferenceConfig) -> bool:
@@ -204,11 +214,45 @@ def _random_weights(cfg: InferenceConfig) -> ModelFiles:
                     key="model.arch",
                     problem="is empty; without model.path it must hold the keys of a config.json, "
                     "for instance '+model.arch={hidden_size:64,...}'",
+                    fix=_example_arch(cfg),
                     related=("model.path",),
                 )
             ]
         )
     return _parsed(cfg, cfg.model.arch, origin=None)
+
+
+def _example_arch(cfg: InferenceConfig, problem: str = "") -> Fix | None:
+    """A small shape with the keys that `model.arch` has; None where this family wants others."""
+    target, arch = cfg.model._target_, dict(cfg.model.arch)
+    module = _arch_module(target) if is_own(target) else None
+    if module is None:
+        return None
+    for misspelt, meant in MISSPELT.findall(problem):
+        arch[meant] = arch.pop(misspelt, None)
+    example = {**SMALL_ARCH, **arch}
+    try:
+        _parse(module, example, architecture=class_name(target))
+    except ConfigError:
+        return None
+    is_whole = SMALL_ARCH.keys() <= arch.keys()
+    return replace(
+        _without_arch(cfg), add=(f"+model.arch={show(example)}",), is_example=not is_whole
+    )
+
+
+def _without_arch(cfg: InferenceConfig) -> Fix:
+    """The command without any key of `model.arch`."""
+    return Fix(drop=("model.arch", *(f"model.arch.{name}" for name in cfg.model.arch)))
+
+
+def _other_option(cfg: InferenceConfig, model_targets: Mapping[str, str]) -> Fix:
+    """What would do where `model.arch` contradicts the files."""
+    any_size = [o for o, target in model_targets.items() if target == cfg.model._target_]
+    if any_size and "architectures" in cfg.model.arch:
+        # The option of one size is chosen, and the files are of another.
+        return Fix(add=(f"model={any_size[0]}",))
+    return _without_arch(cfg)
 
 
 def _folder(cfg: InferenceConfig, folder: Path, model_targets: Mapping[str, str]) -> ModelFiles:
@@ -246,7 +290,7 @@ def _fetched_before(
     if not (folder / CONFIG_FILE).is_file():
         return ModelFiles()
     files = _folder(cfg, folder, model_targets)
-    is_damaged = any(fault.fix is None for fault in files.faults)  # no other command would do
+    is_damaged = any(fault.fix is None or fault.fix.is_example for fault in files.faults)
     return ModelFiles() if is_damaged else files
 
 
@@ -283,12 +327,10 @@ def _parsed(
     except ConfigError as error:
         given = f"model.path={model.path}" if key == "model.path" else "model.arch"
         related = ("model._target_", "model.path")
-        fix = None
-        if key == "model.arch":
-            # The option of one size is chosen, and the files are of another.
-            any_size = [
-                o for o, target in (model_targets or {}).items() if target == model._target_
-            ]
-            fix = Fix(add=(f"model={any_size[0]}",)) if any_size else None
+        fix: Fix | None = Fix(add=("model.path=/path/to/model",), is_example=True)
+        if key == "model.arch" and origin is not None:
+            fix = _other_option(cfg, model_targets or {})
+        elif key == "model.arch":
+            fix = _example_arch(cfg, str(error))
         fault = Fault(key=key, given=given, problem=str(error), fix=fix, related=related)
         return ModelFiles(faults=[fault])

@@ -132,7 +132,8 @@ def _addresses(cfg: InferenceConfig, findings: Findings) -> None:
             f"{parallel.devices_per_node}); list every node of every instance"
         )
         related = ("parallel.devices_per_node", "parallel.world_size")
-        findings.refuse(key, listed, problem, related=related)
+        use = listed[: len(listed) // num_nodes * num_nodes] or None
+        findings.refuse(key, listed, problem, use=use, drop=use is None, related=related)
     if num_nodes > 1 and parallel.master_port == 0:
         problem = "nodes of one instance cannot choose a free port together; set one that is free "
         problem += "on every leader"
@@ -143,7 +144,7 @@ def _urls(cfg: InferenceConfig, findings: Findings) -> None:
     if cfg.role in ("prefill", "decode") and cfg.disagg.router_url is not None:
         problem = _url_problem(cfg.disagg.router_url)
         if problem:
-            use = "http://127.0.0.1:8000"
+            use = _meant_url(cfg.disagg.router_url) or "http://127.0.0.1:8000"
             findings.refuse("disagg.router_url", cfg.disagg.router_url, problem, use=use)
     if cfg.role != "router":
         return
@@ -151,15 +152,20 @@ def _urls(cfg: InferenceConfig, findings: Findings) -> None:
     for name in ("prefill_urls", "decode_urls"):
         urls: list[str] = getattr(cfg.router, name)
         key = f"router.{name}"
+        problems: list[str] = []
+        usable: list[str] = []
         for url in urls:
-            problem = _url_problem(url)
+            problem, meant = _url_problem(url), _meant_url(url)
             if not problem and url.rstrip("/") in seen:
                 other = seen[url.rstrip("/")]
                 problem = "is named twice" if other == key else f"is in {other} too"
             if problem:
-                findings.refuse(key, urls, f"{url} {problem}")
-                break
-            seen[url.rstrip("/")] = key
+                problems.append(f"{url} {problem}")
+            if meant and meant.rstrip("/") not in seen:
+                seen[meant.rstrip("/")] = key
+                usable.append(meant)
+        if problems:
+            findings.refuse(key, urls, "\n".join(problems), use=usable)
 
 
 def _url_problem(url: str) -> str:
@@ -177,6 +183,13 @@ def _url_problem(url: str) -> str:
     if parts.username or parts.password or parts.query or parts.fragment:
         return f"is more than a host and a port{allowed}"
     return "" if parts.path in ("", "/") else f"has a path{allowed}"
+
+
+def _meant_url(url: str) -> str:
+    """`https://a:8000/v1`, `a:8000` -> `http://a:8000`; empty where nothing can be made of it."""
+    host = url.partition("://")[2] or url
+    meant = f"http://{host.partition('/')[0].rpartition('@')[2]}"
+    return "" if _url_problem(meant) else url if not _url_problem(url) else meant
 
 
 def off_loopback(cfg: InferenceConfig) -> list[str]:
@@ -213,7 +226,8 @@ def _secret(
             f"the environment variable {show(name)} is not set here, or empty; it holds the "
             "secret that signs control messages, the same on every node"
         )
-        findings.refuse(key, name, problem)
+        fix = Fix(environment=(f"{name}=VALUE",), is_example=True)
+        findings.refuse(key, name, problem, fix=fix if name.isidentifier() else Fix(drop=(key,)))
 
 
 def _times(cfg: InferenceConfig, findings: Findings) -> None:

@@ -4,7 +4,7 @@ import math
 import re
 from typing import Any
 
-from inferkit.config.faults import Findings, Fix
+from inferkit.config.faults import Findings, Fix, show
 from inferkit.config.schema import InferenceConfig, ParallelConfig
 from inferkit.core.parallel_layout import TP_SIZES, LayoutFault, layout_faults
 
@@ -99,9 +99,9 @@ def nodes(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -
         findings.refuse(key, port, problem, use=COMMON_PORT if is_several else 0)
     elif is_several and port == 0:
         problem = "several nodes cannot choose a free port together; set one that is free on "
-        findings.refuse(key, port, f"{problem}{parallel.node_ips[0]}", use=COMMON_PORT)
-    elif port and parallel.world_size == 1:
-        findings.warn(key, port, "has no effect with one rank, which meets no other")
+        related = ("parallel.node_ips", "parallel.world_size")
+        problem += parallel.node_ips[0]
+        findings.refuse(key, port, problem, use=COMMON_PORT, related=related)
 
 
 def _addresses(parallel: ParallelConfig, findings: Findings) -> None:
@@ -125,9 +125,13 @@ def _devices_per_node(cfg: InferenceConfig, findings: Findings) -> None:
     if per_node < 0:
         refuse("is out of range; allowed is 0 (all on this node) or >= 1", 0)
     elif num_nodes > 1 and world % num_nodes:
-        problem = f"ranks do not divide among the {num_nodes} nodes of parallel.node_ips"
-        use = num_nodes * per_node or None
-        findings.refuse("parallel.world_size", world, problem, use=use, related=related[1:])
+        problem = f"ranks do not divide among the {num_nodes} nodes of parallel.node_ips; "
+        problem += f"allowed is a multiple of {num_nodes}, or another number of nodes"
+        kept = max(n for n in range(1, num_nodes) if world % n == 0)
+        fix = Fix(add=(f"parallel.node_ips={show(parallel.node_ips[:kept])}",))
+        if per_node:
+            fix = Fix(add=(f"parallel.world_size={num_nodes * per_node}",))
+        findings.refuse("parallel.world_size", world, problem, fix=fix, related=related[1:])
     elif num_nodes > 1 and per_node * num_nodes != world:
         share = world // num_nodes
         problem = f"world_size={world} is {share} on each of the {num_nodes} nodes of "

@@ -18,8 +18,10 @@ from inferkit.config.faults import (
     render,
     render_cells,
     shared_faults,
+    show,
 )
 from inferkit.config.grid import expand, narrowed, with_load
+from inferkit.config.no_effect import NO_EFFECT, changed_keys
 from inferkit.config.overrides import Composition, compose_checked, syntax_fault
 from inferkit.config.run_folder import folder_problem
 from inferkit.config.schema import InferenceConfig
@@ -109,10 +111,22 @@ def preflight(command: Command, space: ConfigSpace) -> Verdict:
     checked = _check(command.overrides, checker)
     faults = [*checked.faults, *_folder_faults(command, space, "hydra.run.dir")]
     if not faults:
-        return Verdict(warnings=checked.warnings, checked=(checked,))
+        warnings = (*checked.warnings, *_of_sweeps(checked))
+        return Verdict(warnings=warnings, checked=(checked,))
     works, is_example = _corrected(command, faults, checker)
     message = render(faults, works=works, is_example=is_example)
     return Verdict(message=message, checked=(checked,))
+
+
+def _of_sweeps(checked: Checked) -> list[Fault]:
+    """What is set of the `sweep` node, which one run does not read."""
+    problem = f"{NO_EFFECT} in a single run; -m makes a sweep of values such as data.seed=1,2"
+    changed = changed_keys(checked.config) if checked.config is not None else ()
+    return [
+        Fault(key=key, given=f"{key}={show(value)}", problem=problem)
+        for key, value in changed
+        if key.startswith("sweep.")
+    ]
 
 
 def check_composition(command: Command, space: ConfigSpace, *, resolves: bool = False) -> Verdict:
@@ -273,6 +287,7 @@ def _corrected(
                 return None, False
             fixes.append(fault.fix)
         examples |= {key_of(text) for fix in fixes if fix.is_example for text in fix.add}
+        examples |= {f.key for f in faults if f.fix is not None and f.fix.environment}
         corrected = command.fixed(fixes)
         if corrected == command:
             return None, False
@@ -297,6 +312,8 @@ def _corrected_sweep(command: Command, sweep: _Sweep, checker: Checker) -> Comma
     if not good or fixes is None:
         return _corrected_cell(command, sweep, checker)
     corrected = command.fixed(fixes)
+    if bad and corrected == command:  # every value runs in some cell
+        return command.fixed([Fix(add=("sweep.skip_invalid=true",))])
     return None if _all_faults(corrected, checker) else corrected
 
 

@@ -11,15 +11,23 @@ from typing import Any
 
 from inferkit.config.faults import Fault, Findings, Fix, show
 from inferkit.config.load_rules import load
+from inferkit.config.no_effect import no_effect
 from inferkit.config.parallel_rules import context_parallel, layout, nodes
-from inferkit.config.resolve import CPU_PLATFORM, resolve_automatic
+from inferkit.config.resolve import resolve_automatic
 from inferkit.config.role_rules import roles
-from inferkit.config.schema import DatasetName, InferenceConfig, ParallelConfig
+from inferkit.config.schema import (
+    DatasetName,
+    DecodeSchedulerConfig,
+    InferenceConfig,
+    ParallelConfig,
+)
 from inferkit.config.sweep_rules import sweeps
 from inferkit.core.errors import RequestError
 from inferkit.core.sampling_params import SamplingParams
 
-EAGER = "eager"
+DECODE_KEY = "scheduler.num_reserved_decode_tokens"
+"""Only the scheduler of a decode role has it."""
+EXAMPLE_DATASET = Fix(add=("data.dataset_path=/path/to/prompts.jsonl",), is_example=True)
 
 
 Rule = Callable[[InferenceConfig, InferenceConfig, Findings], None]
@@ -91,6 +99,13 @@ RANGES = (
         holds=lambda n: n >= 0,
         use=0,
     ),
+    Range(
+        key="kv_cache.host_bytes",
+        text="0 (a quarter of the pool) or a number of bytes",
+        holds=lambda n: n >= 0,
+        use=0,
+    ),
+    Range(key="scheduler.num_reserved_decode_tokens", text=">= 0", holds=lambda n: n >= 0, use=64),
     Range(key="platform.num_threads", text="0 (automatic) or >= 1", holds=lambda n: n >= 0, use=0),
     Range(
         key="platform.device_memory",
@@ -103,6 +118,8 @@ RANGES = (
 
 def ranges(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -> None:
     for limits in RANGES:
+        if limits.key == DECODE_KEY and not isinstance(cfg.scheduler, DecodeSchedulerConfig):
+            continue
         value = value_at(cfg, limits.key)
         if cfg.role is not None and limits.is_offline and value == 0:
             continue
@@ -123,10 +140,6 @@ def sampling(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings
         except RequestError as error:
             problem = str(error).partition(f"{name}={show(value)}")[2].strip() or str(error)
             findings.refuse(f"data.{name}", value, problem, use=getattr(defaults, name) or 0)
-            continue
-        is_filter = name in ("top_p", "top_k", "min_p")
-        if is_filter and cfg.data.temperature == 0 and value != getattr(defaults, name):
-            findings.warn(f"data.{name}", value, "has no effect with data.temperature=0 (greedy)")
 
 
 def lengths(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -> None:
@@ -194,54 +207,37 @@ def batch_buckets(cfg: InferenceConfig, resolved: InferenceConfig, findings: Fin
 
 def dataset(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -> None:
     name, path = cfg.data.dataset, cfg.data.dataset_path
+    if cfg.role is not None:
+        return  # prompts come by HTTP
     key, related = "data.dataset_path", ("data.dataset",)
     if name is DatasetName.default and path is not None:
         formats = ", ".join(f"data.dataset={n.name}" for n in DatasetName if n is not name)
         problem = "has no effect with data.dataset=default; name the format of the file: "
-        findings.refuse(key, path, problem + formats, related=related)
+        fix = Fix(add=(f"data.dataset={DatasetName.jsonl.name}",))
+        findings.refuse(key, path, problem + formats, fix=fix, related=related)
     elif name is DatasetName.default:
         return
     elif path is None:
         problem = f"has no value, which data.dataset={name.name} needs; set {key}=... (a .jsonl "
         problem += "file, or a folder of them)"
-        fix = Fix(add=(f"{key}=/path/to/prompts.jsonl",), is_example=True)
-        findings.faults.append(Fault(key=key, problem=problem, fix=fix, related=related))
-    elif not Path(path).expanduser().exists():
-        findings.refuse(key, path, f"does not exist (looked in {Path.cwd()})", related=related)
-    elif Path(path).expanduser().is_dir() and not any(Path(path).expanduser().glob("*.jsonl")):
-        findings.refuse(key, path, "is a folder without .jsonl files", related=related)
-
-
-def unused_keys(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -> None:
-    """Options that mean nothing in the chosen mode."""
-    model, kv_cache, mode = cfg.model, cfg.kv_cache, cfg.exe_mode
-    if kv_cache.host_bytes < 0:
-        problem = "is out of range; allowed is 0 (a quarter of the pool) or a number of bytes"
-        findings.refuse("kv_cache.host_bytes", kv_cache.host_bytes, problem, use=0)
-    elif kv_cache.host_bytes != 0 and cfg.role != "decode":
-        problem = "has no effect: only a decode role keeps retracted requests in host memory"
-        findings.refuse("kv_cache.host_bytes", kv_cache.host_bytes, problem, drop=True)
-    if cfg.platform.version is not None and resolved.platform._target_ == CPU_PLATFORM:
-        problem = "has no effect on a CPU: it names the generation of an Ascend device"
-        findings.refuse("platform.version", cfg.platform.version, problem, drop=True)
-    if mode.name == EAGER:
-        flags = {
-            "enable_cache_compile": mode.enable_cache_compile is not False,
-            "enable_static_kernel": mode.enable_static_kernel is not False,
-            "enable_dynamic_graph": mode.enable_dynamic_graph is not True,
-        }
-        for name in (name for name, is_set in flags.items() if is_set):
-            problem = "has no effect in eager mode, which compiles no graph"
-            findings.refuse(f"exe_mode.{name}", getattr(mode, name), problem, drop=True)
-    speculative = "needs a model with a draft head; no model of this version has one"
-    if model.next_n != 0:
-        findings.refuse("model.next_n", model.next_n, speculative, use=0)
-    if model.mtp_target is not None:
-        findings.refuse("model.mtp_target", model.mtp_target, speculative, drop=True)
-    if not model.with_ckpt and model.loader.params:
-        findings.warn(
-            "model.loader.params", model.loader.params, "has no effect with random weights"
+        findings.faults.append(
+            Fault(key=key, problem=problem, fix=EXAMPLE_DATASET, related=related)
         )
+    elif not Path(path).expanduser().exists():
+        problem = f"does not exist\nlooked in {Path.cwd()}"
+        findings.refuse(key, path, problem, fix=EXAMPLE_DATASET, related=related)
+    elif Path(path).expanduser().is_dir() and not any(Path(path).expanduser().glob("*.jsonl")):
+        problem = "is a folder without .jsonl files"
+        findings.refuse(key, path, problem, fix=EXAMPLE_DATASET, related=related)
+
+
+def speculation(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -> None:
+    """Draft tokens of multi-token prediction."""
+    problem = "needs a model with a draft head; no model of this version has one"
+    if cfg.model.next_n != 0:
+        findings.refuse("model.next_n", cfg.model.next_n, problem, use=0)
+    if cfg.model.mtp_target is not None:
+        findings.refuse("model.mtp_target", cfg.model.mtp_target, problem, drop=True)
 
 
 RULES: tuple[Rule, ...] = (
@@ -256,7 +252,8 @@ RULES: tuple[Rule, ...] = (
     roles,
     sweeps,
     load,
-    unused_keys,
+    speculation,
+    no_effect,
 )
 
 

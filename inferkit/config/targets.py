@@ -18,7 +18,23 @@ MAX_HOPS = 8
 
 
 class TargetError(Exception):
-    """A target that does not exist; the message is a clause that follows its name."""
+    """A target that does not exist; the message is a clause that follows its name.
+
+    Args:
+        wrong: the part of the name, from its beginning, that leads nowhere.
+        meant: what was probably meant by it; None = unknown.
+    """
+
+    def __init__(self, problem: str, *, wrong: str = "", meant: str | None = None) -> None:
+        super().__init__(problem + did_you_mean(meant))
+        self.wrong = wrong
+        self.meant = meant
+
+    def corrected(self, target: str) -> str | None:
+        """The target with what was meant; None = unknown."""
+        if self.meant is None or not f"{target}.".startswith(f"{self.wrong}."):
+            return None
+        return self.meant + target[len(self.wrong) :]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +141,9 @@ class SourceIndex:
             return Definition(module=None, node=None)
         classes = [key for key, value in names.items() if isinstance(value, ast.ClassDef)]
         guess = closest(name, classes)
-        raise TargetError(
-            f"names nothing in {module_name}{did_you_mean(guess and f'{module_name}.{guess}')}"
-        )
+        meant = f"{module_name}.{guess}" if guess else None
+        wrong = f"{module_name}.{name}"
+        raise TargetError(f"names nothing in {module_name}", wrong=wrong, meant=meant)
 
     def _load(self, name: str) -> Module | None:
         """A module's source; None = it exists, but has no Python source."""
@@ -221,8 +237,9 @@ def _find_spec(name: str) -> ModuleSpec:
         if found is None:
             guess = closest(parts[depth - 1], _submodules(places or ()))
             raise TargetError(
-                f"cannot be found: there is no {parts[depth - 1]} in {parent}"
-                f"{did_you_mean(guess and f'{parent}.{guess}')}"
+                f"cannot be found: there is no {parts[depth - 1]} in {parent}",
+                wrong=child,
+                meant=f"{parent}.{guess}" if guess else None,
             )
         spec = found
     return spec

@@ -206,7 +206,9 @@ def test_the_seed_matters_where_weights_are_random() -> None:
 def test_a_difference_is_cured_by_taking_the_words_of_both_roles_away() -> None:
     own = {PREFILL: ["kv_cache.block_size=16", "a=1"], DECODE: ["kv_cache=paged"], ROUTER: []}
     (fault,) = pair_faults(configs(decode={"kv_cache__block_size": 16}), own)
-    assert fault.fix == Fix(add=('cluster.prefill_overrides="a=1"', 'cluster.decode_overrides=""'))
+    assert fault.fix == Fix(
+        add=('cluster.prefill_overrides="a=1"',), drop=("cluster.decode_overrides",)
+    )
 
 
 def test_the_router_has_the_model_of_its_instances() -> None:
@@ -224,15 +226,15 @@ def test_every_field_of_a_layout_is_decided_by_a_key_or_by_the_model() -> None:
 
 def test_fixed_ports_of_instances_are_told() -> None:
     free = {"disagg__http_port": 0, "disagg__bootstrap_port": 0, "disagg__zmq_port": 0}
-    assert list(port_faults(cluster(), configs(free, free))) == []
+    assert list(port_faults(cluster(), configs(free, free), {})) == []
     fixed = free | {"disagg__http_port": 8000}
-    assert [str(fault) for fault in port_faults(cluster(), configs(fixed, fixed))] == [
+    assert [str(fault) for fault in port_faults(cluster(), configs(fixed, fixed), {})] == [
         f"{role}: disagg.http_port=8000: is router.port of router too; leave it out (a free one is "
         "chosen)"
         for role in (PREFILL, DECODE)
     ]
     fixed = free | {"disagg__zmq_port": 5600}
-    assert [str(fault) for fault in port_faults(cluster(prefill=2), configs(fixed, free))] == [
+    assert [str(fault) for fault in port_faults(cluster(prefill=2), configs(fixed, free), {})] == [
         "prefill: disagg.zmq_port=5600: is one port for 2 instances; leave it out (a free one is "
         "chosen)"
     ]

@@ -99,8 +99,7 @@ def test_a_constructor_that_does_not_take_the_nodes_keys(
     [
         (
             "runner._target_=os.system",
-            "runner._target_=os.system: lies outside what may be built: inferkit; "
-            "allow it with 'allowed_targets=[os]'",
+            "runner._target_=os.system: is a part of Python, and no component of inferkit",
         ),
         (
             "kv_cache._target_=inferkit.kv_cache.kv_cache_manager.KVCacheManger",

@@ -141,7 +141,8 @@ def test_a_world_beyond_all_bounds_is_refused_at_once(space: ConfigSpace) -> Non
         ),
         (
             {"world_size": 3, "node_ips": ["a", "b"], "devices_per_node": 2, "master_port": 1},
-            "parallel.world_size=3: ranks do not divide among the 2 nodes of parallel.node_ips",
+            "parallel.world_size=3: ranks do not divide among the 2 nodes of parallel.node_ips; "
+            "allowed is a multiple of 2, or another number of nodes",
         ),
         (
             {"world_size": 2, "devices_per_node": 8},

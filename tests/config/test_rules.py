@@ -11,6 +11,7 @@ from inferkit.config.rules import RANGES, check_rules, value_at
 from inferkit.config.schema import (
     DataConfig,
     DatasetName,
+    DecodeSchedulerConfig,
     DisaggConfig,
     DisaggMode,
     SweepConfig,
@@ -50,7 +51,8 @@ def test_ranges(name: str, bad: Any, good: Any) -> None:
 def test_the_value_that_a_range_suggests_is_allowed() -> None:
     for limits in RANGES:
         assert limits.holds(limits.use), limits.key
-        value_at(BASE, limits.key)
+        base = replace(BASE, scheduler=DecodeSchedulerConfig(_target_="x"))
+        value_at(base, limits.key)
 
 
 @pytest.mark.parametrize(
@@ -136,9 +138,7 @@ def test_dataset_and_its_path(tmp_path: Path) -> None:
         "the file: data.dataset=LongBench, data.dataset=InfiniteBench, data.dataset=jsonl"
     ]
     absent = {"data__dataset": DatasetName.LongBench, "data__dataset_path": str(file)}
-    assert faults(**absent) == [
-        f"data.dataset_path={file}: does not exist (looked in {Path.cwd()})"
-    ]
+    assert faults(**absent) == [f"data.dataset_path={file}: does not exist\nlooked in {Path.cwd()}"]
     folder = {"data__dataset": DatasetName.LongBench, "data__dataset_path": str(tmp_path)}
     assert faults(**folder) == [f"data.dataset_path={tmp_path}: is a folder without .jsonl files"]
     file.write_text('{"prompt": "hi"}\n')
@@ -167,8 +167,8 @@ def test_dataset_and_its_path(tmp_path: Path) -> None:
         ),
         (
             {"kv_cache__host_bytes": 5},
-            "kv_cache.host_bytes=5: has no effect: only a decode role keeps retracted requests "
-            "in host memory",
+            "kv_cache.host_bytes=5: has no effect without a role: only a decode role keeps "
+            "retracted requests in host memory",
         ),
         (
             {"platform__version": "A2"},
@@ -208,7 +208,7 @@ def test_loader_params_without_a_checkpoint_are_named() -> None:
     loader = replace(BASE.model.loader, params={"threads": 2})
 
     assert warnings(model__with_ckpt=False, model__loader=loader) == [
-        "model.loader.params={threads:2}: has no effect with random weights"
+        "model.loader.params={threads:2}: has no effect with random weights (model.with_ckpt=false)"
     ]
 
 
