@@ -151,14 +151,16 @@ class _Code:
             raise ConfigError(
                 f"{self.name}: its code did not compose within {COMPOSE_TIMEOUT_S} s"
             ) from error
-        # Its files are gone when their names are read.
-        own = f"{self.root}{os.sep}"
-        return subprocess.CompletedProcess(
-            command,
-            result.returncode,
-            result.stdout.replace(own, ""),
-            result.stderr.replace(own, ""),
-        )
+        texts = (self._without_root(text) for text in (result.stdout, result.stderr))
+        return subprocess.CompletedProcess(command, result.returncode, *texts)
+
+    def _without_root(self, text: str) -> str:
+        """Its files are gone when their names are read, so they are named from its top."""
+        names = [str(self.root), os.path.realpath(self.root)]
+        names += [os.path.relpath(self.root)] if self.root.is_relative_to(Path.cwd()) else []
+        for name in names:
+            text = text.replace(f"{name}{os.sep}", "")
+        return text
 
 
 def _leaves(text: str) -> Mapping[str, Leaf]:

@@ -54,7 +54,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     for name in ("inferkit", "conf", "models"):
         skipped = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=skipped)
-    own = "# A user's own.\nmax_new_tokens: 5\n"
+    own = "_target_: inferkit.scheduler.scheduler.Scheduler\nmax_new_tokens: 5\n"
     repository.write("own/scheduler/mine.yaml", own)
     verbs = (folder / "inferkit" / "inspect" / "verbs.py").read_text()
     repository.write(
@@ -63,8 +63,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     repository.commit("old")
     repository.write("inferkit/inspect/verbs.py", verbs)
     repository.commit("first")
-    scheduler = (folder / "conf" / "scheduler" / "default.yaml").read_text()
-    repository.write("conf/scheduler/default.yaml", f"{scheduler}batch_size: 4\n")
+    paged = (folder / "conf" / "kv_cache" / "paged.yaml").read_text()
+    repository.write("conf/kv_cache/paged.yaml", f"{paged}block_size: 64\n")
     repository.write("own/scheduler/mine.yaml", own.replace("5", "6"))
     repository.commit("second")
     main = (folder / "inferkit" / "__main__.py").read_text()

@@ -68,15 +68,24 @@ CASES: dict[str, tuple[str, ...]] = {
 Golden = Callable[[Path, str], None]
 
 
+@pytest.fixture(scope="module")
+def space() -> ConfigSpace:
+    return ConfigSpace()
+
+
 @pytest.mark.usefixtures("empty_cache")
 @pytest.mark.parametrize("case", CASES)
 def test_comparisons(
-    case: str, golden: Golden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str,
+    golden: Golden,
+    space: ConfigSpace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("some.yaml").write_text(SOME_KEYS)
 
-    found = compare(*take_sides(CASES[case], ConfigSpace()))
+    found = compare(*take_sides(CASES[case], space))
 
     for name in ("text", "markdown"):
         check(golden, case, found, name)

@@ -7,13 +7,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from inferkit.config.arguments import parse_arguments
 from inferkit.core.errors import ConfigError
 from inferkit.inspect.diff import verb
-from inferkit.inspect.diff.compare import Comparison, compare
+from inferkit.inspect.diff.compare import Comparison, LeafPair, compare
 from inferkit.inspect.diff.revisions import NOT_KNOWN, take_revisions, told_faults
 from inferkit.inspect.diff.text import as_text
 from inferkit.inspect.diff.worktree import Checkout
@@ -43,10 +44,16 @@ def between(repository: Repository, base: str, head: str, *words: str) -> Compar
     return compare(*take_revisions(base, head, arguments, checkout=checkout))
 
 
+def values(pair: LeafPair) -> tuple[Any, Any]:
+    assert pair.left is not None and pair.right is not None
+    return pair.left.value, pair.right.value
+
+
 def test_each_revision_is_composed_by_its_own_code(
     repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither code of the current folder nor a hook of the user takes part."""
+    """With folders of options of its own; neither code of the current folder nor a hook of the
+    user takes part."""
     (tmp_path / "inferkit").mkdir()
     (tmp_path / "inferkit" / "__init__.py").write_text("raise SystemExit('the wrong one')\n")
     monkeypatch.chdir(tmp_path)
@@ -55,52 +62,34 @@ def test_each_revision_is_composed_by_its_own_code(
     hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     hook.chmod(0o755)
 
-    found = between(repository, "first", "second", *MODEL)
+    own = ("--config-dir", str(repository.folder / "own"), "scheduler=mine")
+    found = between(repository, "first", "second", *own, *MODEL)
 
-    (pair,) = found.leaves
-    assert pair.key == "scheduler.batch_size"
-    assert pair.left is not None and pair.right is not None
-    assert (pair.left.value, pair.right.value) == (32, 4)
-    assert pair.right.origins[-1].file == "conf/scheduler/default.yaml"
-    derived = {pair.name: pair for pair in found.derived}
-    assert set(derived) == {
-        "scheduler.batch_size_per_dp_rank",
-        "kv_cache.blocks_wanted",
-        "kv_cache.blocks",
-        "kv_cache.pool_bytes",
-        "kv_cache.concurrent_requests",
-    }
-    commit = repository.git("rev-parse", "first")
     hook.unlink()
     assert not (tmp_path / "ran").exists()
-    assert found.left.title == f"first ({commit[:10]}): {' '.join(MODEL)}"
+    commit = repository.git("rev-parse", "first")
+    assert found.left.title == f"first ({commit[:10]}): scheduler=mine {' '.join(MODEL)}"
+    pairs = {pair.key: pair for pair in found.leaves}
+    assert [values(pairs[key]) for key in ("kv_cache.block_size", "scheduler.max_new_tokens")] == [
+        (128, 64),
+        (5, 6),
+    ]
+    files = {key: pair.right.origins[-1].file for key, pair in pairs.items() if pair.right}
+    assert files["kv_cache.block_size"] == "conf/kv_cache/paged.yaml"
+    assert files["scheduler.max_new_tokens"] == "own/scheduler/mine.yaml"
+    assert set(pairs) == {*files, "engine.max_model_len"}
+    derived = {pair.name for pair in found.derived}
+    assert {"kv_cache.block_bytes", "kv_cache.blocks_per_request"} <= derived
 
 
 def test_code_without_explain_is_asked_for_its_keys(repository: Repository) -> None:
     found = between(repository, "old", "second", *MODEL)
 
     (pair,) = found.leaves
-    assert pair.left is not None and pair.right is not None
-    assert (pair.key, pair.left.value, pair.right.value) == ("scheduler.batch_size", 0, 4)
+    assert (pair.key, values(pair)) == ("kv_cache.block_size", (128, 64))
     assert found.left.notes == (NOT_KNOWN,)
     assert found.derived == ()
     assert "A: its code has no `explain`" in as_text(found)
-
-
-def test_folders_of_options_in_the_checkout_are_the_revisions_own(
-    repository: Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(repository.folder)
-
-    found = between(repository, "first", "second", "--config-dir", "own", "scheduler=mine")
-
-    pairs = {pair.key: pair for pair in found.leaves}
-    values = pairs["scheduler.max_new_tokens"]
-    assert values.left is not None and values.right is not None
-    assert (values.left.value, values.right.value) == (5, 6)
-    assert [leaf.origins[-1].file for leaf in (values.left, values.right)] == [
-        "own/scheduler/mine.yaml"
-    ] * 2
 
 
 @pytest.mark.parametrize(
@@ -131,16 +120,16 @@ def start(repository: Repository, *words: str) -> "subprocess.Popen[str]":
 
 
 def test_the_other_side_is_the_working_tree(repository: Repository) -> None:
-    before = (repository.folder / "conf" / "kv_cache" / "paged.yaml").read_text()
-    repository.write("conf/kv_cache/paged.yaml", f"{before}block_size: 16\n")
+    before = (repository.folder / "conf" / "engine" / "default.yaml").read_text()
+    repository.write("conf/engine/default.yaml", f"{before}warm_up: false\n")
 
     process = start(repository, "--base", "second", "--format", "json", *MODEL)
     output, errors = process.communicate(timeout=DEADLINE_S)
 
-    repository.write("conf/kv_cache/paged.yaml", before)
+    repository.write("conf/engine/default.yaml", before)
     assert process.returncode == 1, errors
     found = json.loads(output)
-    assert [pair["key"] for pair in found["keys"]] == ["kv_cache.block_size"]
+    assert [pair["key"] for pair in found["keys"]] == ["engine.warm_up"]
     assert found["b"]["title"] == f"working tree: {' '.join(MODEL)}"
 
 
