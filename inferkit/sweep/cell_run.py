@@ -23,6 +23,7 @@ from inferkit.sweep.cells import (
 )
 from inferkit.sweep.plan import PlannedCell
 
+PROGRAM = (sys.executable, "-m", "inferkit")
 LOG_FILE = "cell.log"
 """What the process of a cell prints."""
 POLL_INTERVAL_S = 0.1
@@ -40,6 +41,8 @@ class CellRun:
         signals: received by this process, in order: the first ends the cell, a second at once.
         on_progress: gets what the cell tells of its steps.
         node_rank: further nodes than the first have their results apart.
+        grace_s: a cell that is told to end is killed after this.
+        program: what is started with the words of the cell.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class CellRun:
         on_progress: OnProgress = lambda values: None,
         node_rank: int = 0,
         grace_s: float = GRACE_S,
+        program: Sequence[str] = PROGRAM,
     ) -> None:
         self.cell = cell
         self.timeout_s = timeout_s
@@ -58,6 +62,7 @@ class CellRun:
         self.on_progress = on_progress
         self.run_dir = cell.folder / f"node{node_rank}" if node_rank else cell.folder
         self.grace_s = grace_s
+        self.program = program
         self._progress_file = self.run_dir / ".progress.json"
         self._told_ns = 0
         self._status = ""
@@ -70,7 +75,7 @@ class CellRun:
         child = Child(
             ChildSpec(
                 name=f"cell{self.cell.number}",
-                command=lambda life: [sys.executable, "-m", "inferkit", *self.cell.words],
+                command=lambda life: [*self.program, *self.cell.words],
                 log=self.run_dir / LOG_FILE,
                 variables={PROGRESS_FILE: str(self._progress_file.absolute())},
             ),

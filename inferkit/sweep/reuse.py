@@ -94,6 +94,8 @@ def _set_aside(folder: Path, sweep_dir: Path) -> Path:
         if not place.exists():
             place.parent.mkdir(exist_ok=True)
             folder.rename(place)
+            for parent in folder.relative_to(sweep_dir).parents[:-1]:
+                _remove_if_empty(sweep_dir / parent)
             return place
     raise AssertionError("a count has no end")
 

@@ -9,7 +9,8 @@ import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import DictConfig
 
-from inferkit.config.faults import Command
+from inferkit.config.faults import Cell, Command
+from inferkit.config.grid import with_load
 from inferkit.config.preflight import Verdict, check_composition, preflight
 from inferkit.config.space import ConfigSpace
 
@@ -363,3 +364,14 @@ def test_what_concerns_the_whole_sweep_has_one_value(space: ConfigSpace) -> None
 
     assert "it is the same in every cell; give one value" in on_one_line(verdict)
     assert suggestion(verdict) == ["-m", *TINY, "sweep.on_failure=stop", "data.limit=1,2"]
+
+
+def test_roles_that_come_to_an_end_get_a_load(space: ConfigSpace) -> None:
+    roles = [Cell(number=0, overrides=(f"+role={role}",)) for role in ("serve", "cluster")]
+    others = [
+        Cell(number=0, overrides=words)
+        for words in (("+role=prefill",), ("+role=serve", "runner=online"), ("data.limit=1",))
+    ]
+
+    assert [with_load(space, cell).overrides[-1] for cell in roles] == ["runner=load"] * 2
+    assert [with_load(space, cell) for cell in others] == others
