@@ -10,10 +10,11 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from inferkit.config.model_files import is_own
+from inferkit.config.model_files import is_own, read_model_files
 from inferkit.config.provenance import package_versions, plain
 from inferkit.config.schema import InferenceConfig
 from inferkit.core.model_cache import EMBEDDED_PREFIX
@@ -78,7 +79,7 @@ class RunKeys:
         """See `run_key`."""
         facts = self.facts(config)
         parts = {name: facts[name] for name in ("code", "components", "model", "dataset")}
-        kept = without_places(plain(config))
+        kept = without_places(plain(_without_context(config)))
         return digest({"config": kept, "versions": self._versions, **parts})
 
     def facts(self, config: InferenceConfig) -> dict[str, Any]:
@@ -137,6 +138,21 @@ def _counting_words(text: str) -> list[str]:
     except ValueError:  # an open quote; the check of the cluster tells it
         return [text]
     return [word for word in words if word.partition("=")[0].lstrip("+") not in LEFT_OUT]
+
+
+def _without_context(config: InferenceConfig) -> InferenceConfig:
+    """An embedded model's context, which a role takes for its own, is 0 until the first run has
+    fetched the model: that run and the next have one key."""
+    path, scheduler = config.model.path or "", config.scheduler
+    if config.role is None or not path.startswith(EMBEDDED_PREFIX):
+        return config
+    arch = read_model_files(config, {}).arch
+    context = 0 if arch is None else int(arch.max_context_len)
+    if config.engine.max_model_len != context:
+        return config
+    if not scheduler.enable_chunked_prefill and scheduler.max_prefill_tokens == context:
+        scheduler = replace(scheduler, max_prefill_tokens=0)
+    return replace(config, engine=replace(config.engine, max_model_len=0), scheduler=scheduler)
 
 
 # -- code --------------------------------------------------------------------------------------

@@ -15,7 +15,9 @@ from inferkit.config.identity import (
 )
 from inferkit.config.provenance import plain
 from inferkit.config.schema import InferenceConfig
-from tests.config.configs import BASE, changed
+from tests.config.configs import BASE, changed, in_role
+
+LLAMA = "inferkit.models.dense.model.LlamaForCausalLM"
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +102,25 @@ def test_embedded_model_and_hub_id_count_by_name(keys: RunKeys) -> None:
     assert keys.facts(changed(model__path="pypi:a==1"))["model"] == {"embedded": "pypi:a==1"}
     assert keys.facts(changed(model__path="owner/a"))["model"] == {"hub": "owner/a"}
     assert keys.key(changed(model__path="owner/a")) != keys.key(changed(model__path="owner/b"))
+
+
+def test_a_role_keeps_its_key_when_its_embedded_model_is_fetched(
+    keys: RunKeys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = {"model__path": "pypi:m==1", "model___target_": LLAMA}
+    unknown, known, other = (
+        in_role(engine__max_model_len=length, **model) for length in (0, 512, 100)
+    )
+    monkeypatch.setenv("INFERKIT_CACHE", str(tmp_path))
+    before = keys.key(unknown)
+    (tmp_path / "m-1").mkdir()
+    shape = dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size"), 64)
+    shape |= {"num_attention_heads": 4, "num_hidden_layers": 1, "max_position_embeddings": 512}
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **shape}
+    (tmp_path / "m-1" / "config.json").write_text(json.dumps(config))
+
+    assert keys.key(known) == before
+    assert keys.key(other) != before
 
 
 def test_gguf_counts_by_size_and_beginning(tmp_path: Path) -> None:
