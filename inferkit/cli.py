@@ -28,7 +28,7 @@ from inferkit.config.compose import to_inference_config
 from inferkit.config.faults import closest, did_you_mean, key_of, render
 from inferkit.config.help import help_text
 from inferkit.config.preflight import Verdict, check_composition, preflight
-from inferkit.config.recorded import origins_of_job
+from inferkit.config.recorded import origins_of_job, task_overrides
 from inferkit.config.run_folder import RUNS, make_run_folder
 from inferkit.config.secrets import masking_overrides
 from inferkit.config.space import ConfigSpace
@@ -310,7 +310,7 @@ class HydraJob:
         job = Job(
             run_dir=run_dir,
             command=self.command,
-            overrides=tuple(hydra_cfg.overrides.task),
+            overrides=task_overrides(hydra_cfg),
             place=self.place,
             facts={"choices": dict(hydra_cfg.runtime.choices)},
             origins=origins_of_job(hydra_cfg),

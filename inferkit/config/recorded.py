@@ -6,6 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from inferkit.config.automatic import with_automatic
 from inferkit.config.origins import Origin, Origins, find_origins
 from inferkit.config.provenance import write_json
@@ -29,7 +31,19 @@ def origins_of_job(hydra: Any) -> Origins:
         config_dir=folders.get("command-line"),
         config_name=hydra.job.config_name,
     )
-    return find_origins(space, list(hydra.overrides.task))
+    return find_origins(space, task_overrides(hydra))
+
+
+def task_overrides(hydra: Any) -> tuple[str, ...]:
+    """The overrides of a job as they were typed: to look at one alone would resolve its `${...}`,
+    which may be a secret.
+
+    Args:
+        hydra: the `hydra` node of the job.
+    """
+    typed = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+    assert isinstance(typed, list), "overrides are a list"
+    return tuple(map(str, typed))
 
 
 def write_origins(run_dir: Path, config: InferenceConfig, origins: Origins) -> None:

@@ -9,6 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from inferkit.config.faults import Fault, Fix, did_you_mean
 from inferkit.config.keys import describe_type, is_node, leaf_keys, similar_keys, type_hints
+from inferkit.core.secrets import is_secret_name
 
 HYDRA_ONLY = re.compile(r"\$\{(?:hydra|now):")
 """A worker, a check and a replay would each see another value."""
@@ -104,6 +105,8 @@ def _reason(
         problem = f"there is no key {key[1]} to take the value from{did_you_mean(guess)}"
         return problem, text.replace(key[1], guess) if guess else ""
     if (variable := re.search(r"Environment variable '([^']+)' not found", words)) is not None:
+        if is_secret_name(variable[1]):
+            return f"the environment variable {variable[1]} is not set; set it to the secret", ""
         default = f"oc.env:{variable[1]},VALUE"
         problem = f"the environment variable {variable[1]} is not set; set it, or give a default: "
         return f"{problem}${{{default}}}", text.replace(f"oc.env:{variable[1]}", default)

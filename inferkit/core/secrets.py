@@ -41,12 +41,13 @@ PLAIN_LAST = re.compile(
 """A name that ends so tells about a secret, or where it is, and holds none."""
 
 ENV_REFERENCE = re.compile(r"\$\{\s*oc\.env:\s*([A-Za-z_]\w*)")
+ENV_WHOLE = re.compile(r"\$\{\s*oc\.env:\s*(\w+)\s*(?:,[^{}]*)?\}")
 ENV_DEFAULT = re.compile(r"\$\{\s*oc\.env:\s*\w+\s*,\s*([^}]*[^}\s])\s*\}")
 URL_PASSWORD = re.compile(r"(?<=://)[^/\s:@]+:(?!\$\{|<secret)(?P<secret>[^/\s@]+)@")
 BEARER = re.compile(r"\b(?:[Bb]earer|[Bb]asic(?=\s+\S*[\d=]))\s+(?P<secret>[\w.~+/-]{8,}=*)")
 ASSIGNED = re.compile(
     r"(?P<name>[A-Za-z_][\w.-]*)[\"']?\s*[=:](?!//)\s*"
-    r"(?=\"(?P<double>[^\"]+)|'(?P<single>[^']+)|(?P<bare>[^\s\"',;&}\]]+))"
+    r"(?=[\"']+(?P<quoted>[^\"']+)|(?P<bare>[^\s\"',;&}\]]+))"
 )
 WELL_KNOWN = re.compile(
     r"(?P<secret>\b(?:sk-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|gh[opsru]_[A-Za-z0-9]{20,}"
@@ -79,8 +80,8 @@ class SecretText(str):
 
     @property
     def shown(self) -> str:
-        """`<secret API_KEY>`."""
-        return mark(references(self.source))
+        """`Bearer <secret API_KEY>`."""
+        return _shown_source(self.source)
 
 
 def mark(names: tuple[str, ...] = ()) -> str:
@@ -175,12 +176,16 @@ def shown(key: str, value: Any) -> Any:
         return value
     if not isinstance(value, str):
         return mark() if is_secret_key(key) else value
-    names = references(value)
-    if names and is_secret_source(key, value):
-        return mark(names)
+    if references(value) and is_secret_source(key, value):
+        return _shown_source(value)
     if is_secret_key(key) and "${" not in value and not value.startswith("<secret"):
         return mark()
     return without_typed(value)
+
+
+def _shown_source(text: str) -> str:
+    """`http://me:${oc.env:PASSWORD}@h` -> `http://me:<secret PASSWORD>@h`."""
+    return ENV_WHOLE.sub(lambda found: mark((found[1],)), text)
 
 
 def is_secret_source(key: str, text: str, variables: Mapping[str, str] = os.environ) -> bool:
@@ -251,12 +256,13 @@ def _listed(variables: Mapping[str, str]) -> set[str]:
 
 
 def _values(variables: Mapping[str, str]) -> list[tuple[str, str]]:
-    """(text to look for, name of its variable), the longest first: also as JSON and addresses
-    write it."""
+    """(text to look for, name of its variable), the longest first: also as JSON, Python and
+    addresses write it."""
     found: dict[str, str] = {}
     for name in secret_names(variables):
         value = variables[name]
         if len(value) >= MIN_HIDDEN:
-            for form in (value, json.dumps(value, ensure_ascii=False)[1:-1], quote(value, safe="")):
+            as_json = json.dumps(value, ensure_ascii=False)
+            for form in (value, as_json[1:-1], repr(value)[1:-1], quote(value, safe="")):
                 found.setdefault(form, name)
     return sorted(found.items(), key=lambda item: -len(item[0]))

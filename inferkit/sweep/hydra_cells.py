@@ -18,6 +18,7 @@ from inferkit.config.arguments import Arguments
 from inferkit.config.check import Checker
 from inferkit.config.faults import Cell
 from inferkit.config.grid import with_load
+from inferkit.config.recorded import task_overrides
 from inferkit.config.sweep_rules import objective_of, slo_limits
 from inferkit.online.cluster.supervisor import collected
 from inferkit.sweep.cell_run import CellRun
@@ -60,7 +61,7 @@ class HydraCell:
         cell = planned_cell(
             self.arguments,
             number=int(hydra_cfg.job.num),
-            overrides=tuple(hydra_cfg.overrides.task),
+            overrides=task_overrides(hydra_cfg),
             folder=Path(hydra_cfg.runtime.output_dir),
         )
         signals: list[int] = []

@@ -131,8 +131,8 @@ def test_a_secret_text_is_its_value_but_is_not_shown() -> None:
 
     for other in (secret, copy.deepcopy(secret), pickle.loads(pickle.dumps(secret))):
         assert other == "hush" and other.source == "Bearer ${oc.env:API_KEY}"
-        assert repr(other) == "'<secret API_KEY>'"
-        assert repr({"key": [other]}) == "{'key': ['<secret API_KEY>']}"
+        assert repr(other) == "'Bearer <secret API_KEY>'"
+        assert repr({"key": [other]}) == "{'key': ['Bearer <secret API_KEY>']}"
         assert type(str(other)) is str
 
 
@@ -156,6 +156,7 @@ def test_values_are_shown_without_secrets_whatever_they_come_from() -> None:
     assert shown(key, "typed") == "<secret>" == shown(key, 1234)
     assert shown(key, "<secret X>") == "<secret X>"
     assert shown("scheduler.params.note", "${oc.env:HF_TOKEN}") == "<secret HF_TOKEN>"
+    assert shown("scheduler.params.url", "http://u:${oc.env:PW}@h") == "http://u:<secret PW>@h"
     assert shown("scheduler.params.note", "${oc.env:HOME}") == "${oc.env:HOME}"
     assert shown("scheduler.params", {"password": "p", "n": [1, "http://u:p@h"]}) == {
         "password": "<secret>",
@@ -177,7 +178,9 @@ def test_what_is_written_has_no_value_of_a_secret_variable() -> None:
     assert (
         hide("401 for hf_marker1 in /usr/bin", variables) == "401 for <secret HF_TOKEN> in /usr/bin"
     )
-    assert hide(json.dumps(variables["DB_PASSWORD"]), variables) == '"<secret DB_PASSWORD>"'
+    password = variables["DB_PASSWORD"]
+    assert hide(json.dumps(password), variables) == '"<secret DB_PASSWORD>"'
+    assert hide(repr(password), variables) == "'<secret DB_PASSWORD>'"
     assert hide("the default is abc", variables) == "the default is abc"
     assert hide("got marker-2", variables) == "got marker-2"
 
