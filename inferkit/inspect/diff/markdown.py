@@ -48,7 +48,7 @@ def as_markdown(comparison: Comparison) -> str:
 def _hand_off(comparison: Comparison) -> Iterator[str]:
     found = comparison.hand_off
     assert found is not None, "only prefill and decode have a hand-off"
-    yield f"**Hand-off {hand_off_title(found)}** {_codes(found.different)}".rstrip()
+    yield f"**Hand-off {hand_off_title(comparison)}** {_codes(found.different)}".rstrip()
     yield ""
     yield f"Equal, as must be: {_codes(found.equal)}"
 

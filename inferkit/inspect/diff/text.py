@@ -93,7 +93,7 @@ def _hand_off(comparison: Comparison) -> list[str]:
     found = comparison.hand_off
     if found is None:
         return []
-    title = f"hand-off {hand_off_title(found)} {', '.join(found.different)}"
+    title = f"hand-off {hand_off_title(comparison)} {', '.join(found.different)}"
     equal = f"equal, as must be: {', '.join(found.equal)}"
     return ["", *_wrapped(title, "", "  "), *_wrapped(equal, "  ", "  ")]
 

@@ -7,7 +7,6 @@ from typing import Any
 from inferkit.config.origins import AUTOMATIC, PRIMARY, SCHEMA
 from inferkit.inspect.derived import WITHOUT_RANKS
 from inferkit.inspect.diff.compare import ChoicePair, Comparison, DerivedPair, LeafPair
-from inferkit.inspect.diff.hand_off import HandOff
 from inferkit.inspect.diff.metrics import MetricPair
 from inferkit.inspect.recorded import FILE
 from inferkit.inspect.snapshot import Derived, Leaf, Origin, Snapshot
@@ -134,9 +133,15 @@ def verdict(comparison: Comparison) -> str:
     return NO_EFFECT if comparison.choices else SAME
 
 
-def hand_off_title(found: HandOff) -> str:
+def hand_off_title(comparison: Comparison) -> str:
     """Whether one side can hand KV over to the other."""
-    return "possible" if found.is_possible else "not possible, these must be equal and are not:"
+    found = comparison.hand_off
+    assert found is not None, "only prefill and decode have a hand-off"
+    if not found.is_possible:
+        return "not possible, these must be equal and are not:"
+    if comparison.faults:
+        return "possible once no rules are broken"
+    return "possible"
 
 
 def titles(comparison: Comparison) -> tuple[tuple[str, str], tuple[str, str]]:

@@ -3,6 +3,7 @@ import pytest
 from inferkit.inspect.diff.compare import DerivedPair, LeafPair, compare
 from inferkit.inspect.diff.wording import (
     derived_texts,
+    hand_off_title,
     notes,
     number_text,
     ratio_text,
@@ -85,3 +86,13 @@ def test_notes_of_both_sides_are_told_once() -> None:
     found = compare(snapshot(notes=("x", "y")), snapshot(notes=("z", "x")))
 
     assert notes(found) == ["A and B: x", "A: y", "B: z"]
+
+
+def test_a_hand_off_needs_two_sides_that_can_run() -> None:
+    prefill = snapshot(role="prefill")
+
+    assert hand_off_title(compare(prefill, snapshot(role="decode"))) == "possible"
+    broken = snapshot(role="decode", faults=("f",))
+    assert hand_off_title(compare(prefill, broken)) == "possible once no rules are broken"
+    other = snapshot(role="decode", leaves={"kv_cache.block_size": 1})
+    assert hand_off_title(compare(prefill, other)).startswith("not possible, these must be equal")
