@@ -24,6 +24,7 @@ PICKLING_CALLS = {"send_pyobj", "recv_pyobj"}
 PRINTING = (
     "inferkit/bench/",
     "inferkit/cli",
+    "inferkit/config/reference.py",
     "inferkit/inspect/",
     "inferkit/offline/summary.py",
     "inferkit/sweep/",
