@@ -62,4 +62,8 @@ VERBS: Mapping[str, Verb] = {
         text="run those cells of a sweep that are missing, and sum all of them up",
         module="inferkit.inspect.resume",
     ),
+    "report": Verb(
+        text="write one HTML file of a run or a sweep, to be read, sent or printed",
+        module="inferkit.inspect.report",
+    ),
 }

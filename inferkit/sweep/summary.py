@@ -90,48 +90,48 @@ class Summary:
         """Of the table, those that are the same in all rows included."""
         return table_columns(self.cells, self.axes, self.objective, self.best)
 
+    def drawn(self, folder: Path) -> "Summary":
+        """With the pictures that it writes into `folder`, or a note why there are none."""
+        try:
+            from inferkit.sweep.plots import draw_pictures
+        except ModuleNotFoundError as error:
+            if error.name != "matplotlib":
+                raise
+            return replace(self, note=NO_PICTURES)
+        pictures = draw_pictures(
+            self.cells, self.axes, objective=self.objective, limits=self.limits, folder=folder
+        )
+        return replace(self, pictures=tuple(pictures))
+
     def print(self, console: Console | None = None) -> None:
         """Show the table, what did not end well, the best cell, and where the files are."""
         print_summary(self, console)
 
 
-def summarise(sweep_dir: Path, *, draws: bool = True) -> Summary:
-    """Read the results of all cells, and write summary.csv and the pictures into `sweep_dir`.
+def read_summary(sweep_dir: Path) -> Summary:
+    """What the folder of a sweep tells; nothing is written.
 
-    Args:
-        draws: false leaves the pictures as they are.
+    Raises:
+        OSError, ValueError: a file of it cannot be read.
     """
     cells = read_outcomes(sweep_dir)
     config = next((cell.config for cell in cells if cell.config), {})
     node = read_sweep(sweep_dir).get("sweep") or config.get("sweep") or {}
     limits = limits_of(node)
-    objective = node.get("objective") or (GOODPUT if limits else TOKENS_PER_S)
-    summary = Summary(
+    return Summary(
         sweep_dir=sweep_dir,
         cells=tuple(cells),
         axes=tuple(find_axes(cells)),
-        objective=objective,
+        objective=node.get("objective") or (GOODPUT if limits else TOKENS_PER_S),
         limits=limits,
     )
+
+
+def summarise(sweep_dir: Path) -> Summary:
+    """Read the results of all cells, and write summary.csv and the pictures into `sweep_dir`."""
+    summary = read_summary(sweep_dir)
     write_text(sweep_dir / SUMMARY_FILE, csv_text(summary))
-    return _with_pictures(summary) if draws else summary
-
-
-def _with_pictures(summary: Summary) -> Summary:
-    try:
-        from inferkit.sweep.plots import draw_pictures
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        return replace(summary, note=NO_PICTURES)
-    pictures = draw_pictures(
-        summary.cells,
-        summary.axes,
-        objective=summary.objective,
-        limits=summary.limits,
-        folder=summary.sweep_dir,
-    )
-    return replace(summary, pictures=tuple(pictures))
+    return summary.drawn(sweep_dir)
 
 
 def csv_text(summary: Summary) -> str:

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from inferkit.sweep.summary import SUMMARY_FILE, Summary
-from inferkit.sweep.summary import summarise as summarise_and_draw
+from inferkit.sweep.summary import SUMMARY_FILE, Summary, csv_text, read_summary
 from tests.sweep.sweeps import metrics, write_cell, write_grid
 
 GOOD = {"finish_reason": "length", "ttft_s": 0.1, "tpot_s": 0.01, "e2e_s": 1.0}
@@ -14,7 +13,10 @@ LATE = {**GOOD, "ttft_s": 9.0}
 
 
 def summarise(sweep_dir: Path) -> Summary:
-    return summarise_and_draw(sweep_dir, draws=False)
+    """Without the pictures, which take most of the time."""
+    summary = read_summary(sweep_dir)
+    (sweep_dir / SUMMARY_FILE).write_text(csv_text(summary), "utf-8")
+    return summary
 
 
 def shown(summary: Summary, width: int = 200) -> str:
