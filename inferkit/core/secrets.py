@@ -155,7 +155,8 @@ def without_typed(text: str, put: str | None = None) -> str:
 def shown_override(text: str) -> str:
     """An override as it may be shown, and typed again where it holds `${oc.env:NAME}`."""
     key, equals, value = text.partition("=")
-    if equals and value and "${" not in value and is_secret_key(key.lstrip("+~")):
+    is_typed = value and not re.search(r"\$\\?\{", value)  # Hydra also writes $\{oc.env\:NAME\}
+    if equals and is_typed and is_secret_key(key.lstrip("+~")):
         return f"{key}={value if value.startswith('<secret') else mark()}"
     return without_typed(text)
 

@@ -123,6 +123,8 @@ def test_an_override_is_shown_without_its_secret() -> None:
     assert shown_override("+a.params.api_key=two words") == "+a.params.api_key=<secret>"
     kept = "+a.params.api_key=${oc.env:KEY}"
     assert shown_override(kept) == kept
+    escaped = "+a.params.api_key=$\\{oc.env\\:KEY\\}"
+    assert shown_override(escaped) == escaped
     assert shown_override("parallel=tp2") == "parallel=tp2"
 
 
