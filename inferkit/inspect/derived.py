@@ -4,8 +4,11 @@ The one source of such numbers for `check`, `explain`, `diff` and reports.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+from inferkit.config.check import Checked
+from inferkit.config.cluster_roles import CLUSTER, INSTANCES
 from inferkit.config.memory import cached_len, rank_share
 from inferkit.config.schema import InferenceConfig
 from inferkit.config.shares import RankShare
@@ -17,6 +20,39 @@ from inferkit.inspect.wording import size_text
 
 WITHOUT_RANKS = ("router", "cluster")
 """Roles whose own process starts none."""
+
+
+def derived_of(checked: Checked) -> tuple[Derived, ...]:
+    """Of a checked configuration, nothing where it has faults. Those of a cluster's instances
+    have their role before the name."""
+    config = checked.config
+    if config is None:
+        return ()
+    if config.role != CLUSTER:
+        return derived_values(config, checked.files.arch)
+    found = [_cluster_ranks(config, checked)]
+    for role in INSTANCES:
+        side = checked.roles[role]
+        assert side.config is not None, "a cluster without faults has none in its roles"
+        for one in derived_values(side.config, side.files.arch):
+            found.append(replace(one, name=f"{role}.{one.name}"))
+    return tuple(found)
+
+
+def _cluster_ranks(config: InferenceConfig, checked: Checked) -> Derived:
+    """Of all instances; each rank has a device."""
+    counts = []
+    for role in INSTANCES:
+        side = checked.roles[role].config
+        assert side is not None, "a cluster without faults has none in its roles"
+        counts.append((getattr(config.cluster, role), side.parallel.world_size))
+    numbers = " + ".join(f"{count} * {world}" for count, world in counts)
+    return Derived(
+        name="cluster.ranks",
+        value=sum(count * world for count, world in counts),
+        formula=f"prefill instances * their ranks + the same of decode = {numbers}",
+        unit="ranks",
+    )
 
 
 def derived_values(config: InferenceConfig, arch: Any | None) -> tuple[Derived, ...]:
@@ -261,7 +297,7 @@ def _pool(
 def _longest(config: InferenceConfig, length: int) -> str:
     if length == config.engine.max_model_len:
         return "engine.max_model_len"
-    return "tokens kept of the longest request, windows included"
+    return "tokens of the longest request that a layer keeps on average, windows included"
 
 
 def _padded(name: str, count: int, padded: int) -> str:

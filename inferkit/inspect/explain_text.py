@@ -10,6 +10,7 @@ from inferkit.inspect.snapshot import Derived, Leaf, Origin, Snapshot
 from inferkit.inspect.wording import derived_text, origin_text, short_origin, value_text
 
 LINE_LENGTH = 100
+CANNOT_RUN = "cannot run (`inferkit check` with these words shows a command that works)"
 VALUE_LENGTH = 44
 """A longer value is cut in a table; `explain KEY` shows it whole."""
 
@@ -23,7 +24,7 @@ def explain_all(snapshot: Snapshot) -> str:
         ("group choices", _table(_choice_rows(snapshot, snapshot.choices))),
         ("keys", keys),
         ("what follows", _derived_lines(snapshot.derived)),
-        ("cannot run", _sentences(snapshot.faults)),
+        (CANNOT_RUN, _sentences(snapshot.faults)),
         ("warnings", _sentences(snapshot.warnings)),
         ("notes", _sentences(snapshot.notes)),
     )
@@ -32,7 +33,7 @@ def explain_all(snapshot: Snapshot) -> str:
 def explain_some(snapshot: Snapshot, keys: Sequence[str]) -> str:
     """What is known of each of `keys`, which are keys, nodes, groups or derived values."""
     found = ["\n".join(_explain(snapshot, key)) for key in dict.fromkeys(keys)]
-    faults = _sections(("cannot run", _sentences(snapshot.faults)))
+    faults = _sections((CANNOT_RUN, _sentences(snapshot.faults)))
     return "\n\n".join(block for block in [*found, faults] if block)
 
 

@@ -9,7 +9,7 @@ from inferkit.config.memory import mib
 from inferkit.config.model_files import class_name, is_shape_only
 from inferkit.config.schema import InferenceConfig
 from inferkit.core.parallel_layout import contiguous
-from inferkit.inspect.derived import WITHOUT_RANKS, derived_values
+from inferkit.inspect.derived import WITHOUT_RANKS, derived_of, derived_values
 from inferkit.inspect.groups import ALONE, ranks_text
 from inferkit.inspect.snapshot import Derived
 from inferkit.inspect.wording import derived_text
@@ -24,7 +24,12 @@ def summary(checked: Checked) -> str:
     cfg = checked.config
     assert cfg is not None, "only a configuration without faults has a summary"
     if cfg.role in WITHOUT_RANKS:
-        lines = _lines([*_identity(cfg), *_service(cfg)])
+        ranks = [
+            ("ranks", f"{one.value} on this host = {one.formula.rpartition('= ')[2]}")
+            for one in derived_of(checked)
+            if one.name == "cluster.ranks"
+        ]
+        lines = _lines([*_identity(cfg), *_service(cfg), *ranks])
     else:
         lines = _lines([*_identity(cfg), *_platform(cfg), *_own_address(cfg), *_instance(checked)])
     if cfg.role == CLUSTER:
@@ -53,7 +58,7 @@ def _service(cfg: InferenceConfig) -> Iterator[Row]:
     yield "request length", _length(cfg)
     yield "address", _address(cfg.router.host, cfg.router.port)
     if cfg.role == CLUSTER:
-        return
+        return  # its instances have lines of their own
     for role in INSTANCES:
         urls = getattr(cfg.router, f"{role}_urls")
         yield role, ", ".join(urls) or "those that join"

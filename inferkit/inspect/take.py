@@ -1,12 +1,10 @@
 """Takes snapshots: of overrides, also of those that have faults."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from inferkit.config.automatic import with_automatic
 from inferkit.config.check import Checked, Checker
 from inferkit.config.choices import find_choosers
-from inferkit.config.cluster_roles import CLUSTER, INSTANCES
 from inferkit.config.leaves import flat, unresolved
 from inferkit.config.origins import Origin, find_origins
 from inferkit.config.overrides import compose_checked
@@ -17,8 +15,8 @@ from inferkit.config.secrets import secret_faults
 from inferkit.config.space import ConfigSpace
 from inferkit.config.walk import structure_faults
 from inferkit.core.parallel_layout import layout_faults
-from inferkit.inspect.derived import derived_values
-from inferkit.inspect.snapshot import Derived, Leaf, Snapshot
+from inferkit.inspect.derived import derived_of
+from inferkit.inspect.snapshot import Leaf, Snapshot
 
 NO_MODEL_FILES = (
     "the model's files are not here, so what a rank holds of it, and a context taken from it, are "
@@ -56,7 +54,7 @@ def take_snapshot(overrides: Sequence[str], space: ConfigSpace, *, title: str = 
         choices=_choices(composition.hydra.runtime.choices),
         choosers=find_choosers(space, composition.used),
         leaves={key: Leaf(value=v, origins=origins.get(key, ())) for key, v in values.items()},
-        derived=_derived(checked),
+        derived=derived_of(checked),
         faults=tuple(map(str, checked.faults)),
         warnings=tuple(map(str, checked.warnings)),
         notes=tuple(notes),
@@ -75,17 +73,3 @@ def _choices(known: Mapping[str, str | None]) -> dict[str, str | None]:
     """Group -> option, without Hydra's own groups; in the order of the defaults list."""
     groups = [str(group) for group in known if not str(group).startswith("hydra/")]
     return {group: known[group] for group in reversed(groups)}
-
-
-def _derived(checked: Checked) -> tuple[Derived, ...]:
-    """Of the instances of a cluster under the name of their role."""
-    if checked.config is None:
-        return ()
-    if checked.config.role != CLUSTER:
-        return derived_values(checked.config, checked.files.arch)
-    found = []
-    for role, side in checked.roles.items():
-        if role in INSTANCES and side.config is not None:
-            for one in derived_values(side.config, side.files.arch):
-                found.append(replace(one, name=f"{role}.{one.name}"))
-    return tuple(found)

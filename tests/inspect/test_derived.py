@@ -10,7 +10,7 @@ import pytest
 
 from inferkit.config.check import Checker
 from inferkit.config.space import ConfigSpace
-from inferkit.inspect.derived import derived_values
+from inferkit.inspect.derived import derived_of, derived_values
 from inferkit.inspect.snapshot import Derived
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
@@ -157,6 +157,28 @@ def test_without_the_models_files_the_sizes_of_the_ranks_are_known(derive: Deriv
 
 def test_a_router_derives_nothing(derive: Derive) -> None:
     assert derive("+role=router") == {}
+
+
+def test_a_cluster_derives_its_sides_and_their_ranks(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(KEYS))
+    own = 'cluster.decode_overrides="parallel=dp2"'
+    words = ["+role=cluster", "model=llama", f"model.path={tmp_path}", "cluster.prefill=2", own]
+    checked = Checker(SPACE, is_run=False, asks_host=False).check_overrides(words)
+
+    found = {one.name: one for one in derived_of(checked)}
+
+    assert found["cluster.ranks"].value == 2 * 1 + 1 * 2
+    assert found["cluster.ranks"].formula.endswith("= 2 * 1 + 1 * 2")
+    assert found["prefill.parallel.attn_dp_size"].value == 1
+    assert found["decode.parallel.attn_dp_size"].value == 2
+    assert found["decode.groups.dp_group"].value == [[0, 1]]
+    # Both have the model's context, prefill keeps prefixes too.
+    assert found["decode.kv_cache.blocks_wanted"].value == 32 * 16 + 1
+    assert found["prefill.kv_cache.blocks_wanted"].value == 2 * 32 * 16 + 1
+
+
+def test_what_has_faults_derives_nothing() -> None:
+    assert derived_of(Checker(SPACE, is_run=False).check_overrides(["parallel=tp3"])) == ()
 
 
 @pytest.mark.parametrize("option", ["dp8tp2", "tp16", "cp4", "dp4tp4", "ep16"])

@@ -141,7 +141,8 @@ def test_a_cluster_shows_its_sides(model: Path) -> None:
     head, prefill, decode = (block.splitlines() for block in summary(checked).split("\n\n"))
 
     assert head[0].split() == ["role", "cluster"]
-    assert head[-1].split() == ["address", "127.0.0.1,", "port", "8000"]
+    assert head[-2].split() == ["address", "127.0.0.1,", "port", "8000"]
+    assert " ".join(head[-1].split()) == "ranks 4 on this host = 2 * 1 + 1 * 2"
     assert prefill[0] == "  2 prefill: +role=prefill with the words of this command"
     assert decode[0] == "  1 decode: +role=decode with the words of this command and parallel=dp2"
     sides = []
