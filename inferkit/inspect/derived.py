@@ -242,7 +242,7 @@ def _kv_cache(config: InferenceConfig, share: RankShare) -> Iterator[Derived]:
     yield Derived(
         name="kv_cache.pool_bytes",
         value=blocks * block_bytes,
-        formula=f"blocks * block_bytes = {blocks} * {block_bytes:,}",
+        formula=f"kv_cache.blocks * block_bytes = {blocks} * {block_bytes:,}",
         unit="bytes",
         text=size_text(blocks * block_bytes),
     )
@@ -250,7 +250,7 @@ def _kv_cache(config: InferenceConfig, share: RankShare) -> Iterator[Derived]:
     yield Derived(
         name="kv_cache.concurrent_requests",
         value=at_once * dp_size,
-        formula="min(batch_size_per_dp_rank, (blocks - the null block) / blocks_per_request)"
+        formula="min(batch_size_per_dp_rank, (kv_cache.blocks - 1) / blocks_per_request)"
         f" * attn_dp_size = min({batch}, {blocks - 1} / {of_request}) * {dp_size}",
         unit="requests",
     )

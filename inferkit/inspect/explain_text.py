@@ -95,9 +95,10 @@ def _explain_derived(snapshot: Snapshot, one: Derived) -> Iterator[str]:
 
 
 def _uses(snapshot: Snapshot, name: str) -> Iterator[str]:
-    """Derived values whose formula has it."""
+    """Derived values whose formula has it, by its whole name or by a last part like no word."""
     side, last = name.split(".")[0], name.rpartition(".")[2]
-    word = re.compile(rf"(?<![\w.])({re.escape(name)}|{re.escape(last)})(?![\w.])")
+    named = "|".join(map(re.escape, [name, last] if "_" in last else [name]))
+    word = re.compile(rf"(?<![\w.])({named})(?![\w.])")
     found = [
         one.name
         for one in snapshot.derived

@@ -70,6 +70,8 @@ def test_a_derived_value_with_its_formula_and_what_it_is_used_for(
     assert re.fullmatch(r"rank\.weight_bytes = [\d,]+ MiB \([\d,]+ bytes\)", block[0])
     assert re.match(r"  derived     rank\.parameters \* bytes of bfloat16 = [\d,]+ \* 2", block[1])
     assert "  used by     kv_cache.block_bytes, kv_cache.blocks_per_request\n" in text
+    pool = told("kv_cache.blocks", "model=qwen3_8b", "platform.device_memory=64000000000")
+    assert "  used by     kv_cache.pool_bytes, kv_cache.concurrent_requests\n" in pool
 
 
 def test_a_group_with_who_chose_it_and_all_keys_below(told: Callable[..., str]) -> None:
