@@ -3,9 +3,7 @@
 import asyncio
 import socket
 
-import pytest
-
-from inferkit.core.errors import ConfigError, WorkerError
+from inferkit.core.errors import WorkerError
 from inferkit.core.listening import listening
 from inferkit.online.errors import GenerationFailed, Unavailable
 from inferkit.online.runner import for_clients, url_of
