@@ -55,6 +55,7 @@ class Child:
         self._log: IO[bytes] | None = None
         self._rest = b""
         self._has_closed = False
+        self._is_telling = False
         self._last: deque[str] = deque(maxlen=ERROR_LINES)
         """Since it last told its user something: an error, where it has ended by one."""
 
@@ -154,7 +155,9 @@ class Child:
             self._last.clear()
         if text.startswith(OWN) or self._last:
             self._last.append(text)
-        if text.startswith(SHOWN):
+        # What goes on in indented lines is shown whole: where in the code an error was raised.
+        self._is_telling = text.startswith(SHOWN) or (self._is_telling and text.startswith("  "))
+        if self._is_telling:
             self.on_line(text.removeprefix(OWN))
 
 

@@ -26,7 +26,9 @@ def end(number, frame):
     sys.exit(0)
 signal.signal(signal.SIGTERM, end)
 print("inferkit: ready at http://127.0.0.1:1", flush=True)
+print("  at 127.0.0.1", flush=True)
 print("a detail", flush=True)
+print("  of it", flush=True)
 while True:
     time.sleep(0.05)
 """
@@ -89,12 +91,14 @@ def test_a_child_s_lines_are_kept_and_the_important_ones_are_shown(tmp_path):
     run = Run([spec(tmp_path, "prefill0", SERVES)]).on("ready at", send(signal.SIGTERM))
     run.run()
 
-    assert run.lines[0] == "[prefill0] ready at http://127.0.0.1:1"
+    assert run.lines[:2] == ["[prefill0] ready at http://127.0.0.1:1", "[prefill0]   at 127.0.0.1"]
     assert "[prefill0] drained" in run.lines
-    assert not any("a detail" in line for line in run.lines)
+    assert not any("a detail" in line or "of it" in line for line in run.lines)
     assert (tmp_path / "prefill0.log").read_text().splitlines() == [
         "inferkit: ready at http://127.0.0.1:1",
+        "  at 127.0.0.1",
         "a detail",
+        "  of it",
         "inferkit: drained",
     ]
 
