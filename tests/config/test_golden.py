@@ -17,7 +17,7 @@ from inferkit.config.origins import AUTOMATIC, SCHEMA
 from inferkit.config.space import CONF_DIR, ConfigSpace
 from inferkit.inspect.snapshot import Leaf, Snapshot
 from inferkit.inspect.take import take_snapshot
-from inferkit.inspect.wording import derived_text
+from inferkit.inspect.wording import derived_text, value_text
 
 GOLDEN = Path(__file__).parent / "golden"
 GROUPS = ("role", "experiment", "sweep")
@@ -61,7 +61,7 @@ def golden_lines(snapshot: Snapshot, axes: Mapping[Any, Any]) -> Iterator[str]:
     yield f"{HEAD}\n# {snapshot.title}\n"
     for group, option in snapshot.choices.items():
         place = snapshot.choosers[group][-1].file or "command line"
-        yield f"# {group}={option}  {place}\n"
+        yield f"# {group}={value_text(option)}  {place}\n"
     for key, values in axes.items():
         yield f"# every value of {key}={values}\n"
     for key, leaf in snapshot.leaves.items():
