@@ -1,7 +1,7 @@
 """Composition that names every faulty override instead of stopping at the first."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from hydra.core.override_parser.types import Override
@@ -12,7 +12,7 @@ from inferkit.config.faults import Fault, Fix, key_of, shell_quote
 from inferkit.config.group_choices import group_fault, repeated_choices
 from inferkit.config.key_overrides import key_fault
 from inferkit.config.keys import find_key, is_text, list_item_type
-from inferkit.config.plugins import missing_in_file
+from inferkit.config.plugins import IS_MISSING, missing_in_file
 from inferkit.config.secrets import hydra_secret_faults
 from inferkit.config.space import ConfigSpace
 from inferkit.config.syntax import syntax_fault as syntax_fault
@@ -51,7 +51,10 @@ def compose_checked(space: ConfigSpace, overrides: Sequence[str]) -> Composition
     cfg, full = space.compose_job(groups), space.compose(groups)
     if any(space.parse(text).is_hydra_override() for text in keys):
         full = copy.deepcopy(full)
+    unknown = _nodes_unknown(faults.values())
     for text in keys:
+        if key_of(text).startswith(unknown):
+            continue  # another option has other keys
         is_hydra = space.parse(text).is_hydra_override()
         fault = key_fault(space, full if is_hydra else cfg, text, overrides)
         if fault is not None:
@@ -61,6 +64,14 @@ def compose_checked(space: ConfigSpace, overrides: Sequence[str]) -> Composition
         ordered += tuple(hydra_secret_faults(full.hydra))
     used = tuple(text for text in overrides if text not in faults)
     return Composition(cfg=cfg, hydra=full.hydra, faults=ordered, used=used)
+
+
+def _nodes_unknown(faults: Collection[Fault]) -> tuple[str, ...]:
+    """How keys begin whose node has a faulty option: nobody knows what it would hold."""
+    nodes = {fault.key.replace("/", ".") for fault in faults if "/" in fault.key}
+    if any(IS_MISSING in fault.problem for fault in faults):
+        nodes |= {"hydra.launcher", "hydra.sweeper"}
+    return tuple(f"{node}." for node in nodes)
 
 
 def _sweep_fault(space: ConfigSpace, override: Override) -> Fault | None:

@@ -9,6 +9,7 @@ EXTRAS: Mapping[str, str] = {
     "hydra/launcher=submitit_local": "slurm",
 }
 """Choice of an option of Hydra's own -> the extra of inferkit that brings it."""
+IS_MISSING = "is a plugin of Hydra that is not installed"
 NOT_FOUND = re.compile(r"Could not find '(hydra/[\w/]+)/(\w+)'")
 """How Hydra says that a file names an option which does not exist."""
 
@@ -18,7 +19,7 @@ def missing_plugin(choice: str) -> str:
     extra = EXTRAS.get(choice)
     if extra is None:
         return ""
-    return f"is a plugin of Hydra that is not installed: pip install 'inferkit[{extra}]'"
+    return f"{IS_MISSING}: pip install 'inferkit[{extra}]'"
 
 
 def missing_in_file(message: str) -> str:
