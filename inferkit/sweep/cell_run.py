@@ -17,6 +17,7 @@ from inferkit.sweep.cells import (
     FAILED,
     INTERRUPTED,
     OK,
+    RESULT_FILE,
     TIMEOUT,
     JobResult,
     read_result,
@@ -29,6 +30,8 @@ LOG_FILE = "cell.log"
 POLL_INTERVAL_S = 0.1
 GRACE_S = 30.0
 """A cell that is told to end gets so long to end its ranks, and a service its requests."""
+
+ENDING = {"stage": "ending", "completed": 0, "total": None, "status": "a second signal kills it"}
 
 OnProgress = Callable[[Mapping[str, Any]], None]
 
@@ -72,6 +75,7 @@ class CellRun:
     def run(self, *, run_key: str | None = None) -> JobResult:
         """Run the cell to its end; writes result.json."""
         start_s = time.monotonic()
+        (self.run_dir / RESULT_FILE).unlink(missing_ok=True)  # of an earlier run, if at all
         child = Child(
             ChildSpec(
                 name=f"cell{self.cell.number}",
@@ -113,6 +117,8 @@ class CellRun:
         self._take_progress()
 
     def _take_progress(self) -> None:
+        if self._status:
+            return
         with contextlib.suppress(FileNotFoundError):
             changed_ns = self._progress_file.stat().st_mtime_ns
             if changed_ns != self._told_ns:
@@ -128,6 +134,7 @@ class CellRun:
             if self._status:
                 self._kill_s = life_s + self.grace_s
                 child.terminate()
+                self.on_progress(ENDING)
         elif life_s > self._kill_s or len(self.signals) > 1:
             child.kill()
 

@@ -1,5 +1,6 @@
 """What a sweep tells while it runs, on stderr: a line for every cell, on a terminal also bars."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -7,11 +8,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 from inferkit.config.faults import Cell, varying_overrides
@@ -33,15 +37,18 @@ class SweepDisplay:
         self, cells: Sequence[PlannedCell], num_due: int, *, console: Console, progress: Progress
     ) -> None:
         self.num_due = num_due
-        self._all = len(cells)
         self._console = console
         self._progress = progress
         listed = [Cell(number=cell.number, overrides=cell.overrides) for cell in cells]
         self._varying = varying_overrides(listed)
         self._seconds: list[float] = []
         self._num_bad = 0
-        self._sweep = progress.add_task("sweep", total=num_due, status="")
-        self._cell = progress.add_task("", total=None, status="", visible=False)
+        self._begin_s = 0.0
+        """When the cell that runs has begun; 0 = none does."""
+        self._name = ""
+        self._now = ""
+        self._sweep = progress.add_task("sweep", total=num_due, status=self._sweep_text)
+        self._cell = progress.add_task("", total=None, status=self._cell_text, visible=False)
 
     def tell(self, text: str, *, style: str = "") -> None:
         self._console.print(Text(text, style=style), soft_wrap=True)
@@ -51,28 +58,20 @@ class SweepDisplay:
         name = " ".join(self._varying[cell.number])
         if not self._console.is_terminal:
             self.tell(f"inferkit: cell #{cell.number} starts: {name}")
-        self._name = name[:MAX_OVERRIDES_LEN]
+        self._begin_s = time.monotonic()
+        self._name, self._now = name[:MAX_OVERRIDES_LEN], ""
         self._progress.reset(
-            self._cell,
-            total=None,
-            visible=True,
-            description=f"cell #{cell.number}",
-            status=self._name,
+            self._cell, total=None, visible=True, description=f"cell #{cell.number}"
         )
-        self._show_rest()
 
     def show(self, values: Mapping[str, Any]) -> None:
         """What the cell that runs tells of itself."""
-        status = ": ".join(text for text in (values["stage"], values["status"]) if text)
-        self._progress.update(
-            self._cell,
-            completed=values["completed"],
-            total=values["total"],
-            status=f"{self._name}  {status}",
-        )
+        self._now = ": ".join(text for text in (values["stage"], values["status"]) if text)
+        self._progress.update(self._cell, completed=values["completed"], total=values["total"])
 
     def end(self, cell: PlannedCell, result: JobResult) -> None:
         """A cell has ended."""
+        self._begin_s = 0.0
         self._seconds.append(result.seconds)
         self._num_bad += result.status != OK
         text = f"inferkit: cell #{cell.number} {result.status} after {result.seconds:.1f} s"
@@ -82,12 +81,14 @@ class SweepDisplay:
         self.tell(text + (f"; {left}" if left else ""), style="" if result.status == OK else "red")
         self._progress.update(self._cell, visible=False)
         self._progress.update(self._sweep, completed=len(self._seconds))
-        self._show_rest()
 
-    def _show_rest(self) -> None:
-        failed = f"{self._num_bad} failed" if self._num_bad else ""
-        text = ", ".join(part for part in (failed, self._left_text()) if part)
-        self._progress.update(self._sweep, status=text)
+    def _cell_text(self) -> str:
+        return f"{self._name}  {self._now}"
+
+    def _sweep_text(self) -> str:
+        parts = [f"{len(self._seconds)} of {self.num_due} cells"]
+        parts += [f"{self._num_bad} failed"] if self._num_bad else []
+        return ", ".join(part for part in (*parts, self._left_text()) if part)
 
     def _left_text(self) -> str:
         """An estimate by the cells that have run; empty where it has no ground."""
@@ -95,7 +96,19 @@ class SweepDisplay:
         if not self._seconds or not num_left:
             return ""
         mean_s = sum(self._seconds) / len(self._seconds)
-        return f"about {duration_text(mean_s * num_left)} left"
+        running_s = time.monotonic() - self._begin_s if self._begin_s else 0.0
+        left_s = mean_s * num_left - min(running_s, mean_s)
+        return f"about {duration_text(left_s)} left"
+
+
+class _Status(ProgressColumn):
+    """What a task says of itself at the moment, cut to the width that is left."""
+
+    def __init__(self) -> None:
+        super().__init__(Column(ratio=1, no_wrap=True, overflow="ellipsis"))
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["status"]())
 
 
 @contextmanager
@@ -106,12 +119,13 @@ def sweep_display(
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
-        MofNCompleteColumn(),
+        TaskProgressColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[status]}", markup=False),
+        _Status(),
         console=console,
         disable=not console.is_terminal,
         transient=True,
+        expand=True,
     ) as progress:
         yield SweepDisplay(cells, num_due, console=console, progress=progress)
 

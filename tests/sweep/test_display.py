@@ -51,7 +51,7 @@ def test_bars_on_a_terminal() -> None:
         display._progress.refresh()
 
     shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "0/3" in shown
+    assert "0 of 3 cells" in shown
     assert "cell #1" in shown
     assert "data.limit=1  generating: step 5" in shown
     assert "starts" not in shown

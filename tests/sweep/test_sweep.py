@@ -228,3 +228,43 @@ def test_refused(
     assert message in err
     assert "Traceback" not in err
     assert ran(folder) == []
+
+
+# A launcher that runs its jobs here, as any plugin that is not Hydra's own.
+PLUGIN = """
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+from hydra.core.config_store import ConfigStore
+
+
+class MoodyLauncher(BasicLauncher):
+    pass
+
+
+ConfigStore.instance().store(
+    group="hydra/launcher",
+    name="moody",
+    node={"_target_": "hydra_plugins.moody_launcher.MoodyLauncher"},
+)
+"""
+
+
+def test_a_launcher_plugin_runs_the_same_cells(folder: Path) -> None:
+    (folder / "hydra_plugins").mkdir()
+    (folder / "hydra_plugins" / "moody_launcher.py").write_text(PLUGIN)
+    words = [*numbers("0,1,2", raises=1), "hydra/launcher=moody", "hydra.sweep.dir=sweep"]
+
+    code, out, err = finished("-m", *words, "sweep.on_failure=stop", cwd=folder)
+
+    assert code == 1, err
+    assert ran(folder) == [0, 1, 2]
+    assert "sweep.on_failure=stop: has no effect with a launcher or sweeper plugin" in err
+    assert "inferkit: cell #1 failed after" in err
+    assert "2 of 3 cells ended ok; 1 failed" in out
+    assert [cell["number"] for cell in results(folder / "sweep").values()] == [0, 1, 2]
+
+    (folder / "cured").touch()
+    code, out, err = finished("resume", "sweep", "sweep.on_failure=continue", cwd=folder)
+
+    assert code == 0, err
+    assert ran(folder) == [0, 1, 2, 1]
+    assert "3 of 3 cells ended ok" in out
