@@ -181,7 +181,7 @@ def shown(key: str, value: Any) -> Any:
         return _shown_source(value)
     if is_secret_key(key) and "${" not in value and not value.startswith("<secret"):
         return mark()
-    return without_typed(value)
+    return hide(without_typed(value))
 
 
 def _shown_source(text: str) -> str:
@@ -223,6 +223,8 @@ def _mapped(value: Any, function: Any) -> Any:
 def hide(text: str, variables: Mapping[str, str] = os.environ) -> str:
     """`text` with `<secret NAME>` in place of the values of secret variables, and without the
     passwords of addresses. For everything that a process writes: logs, files, the terminal."""
+    if len(text) < MIN_HIDDEN:
+        return text
     for value, name in _values(variables):
         if value in text:
             text = text.replace(value, mark((name,)))

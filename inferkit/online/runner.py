@@ -21,6 +21,7 @@ from inferkit.config.schema import DisaggMode, InferenceConfig
 from inferkit.core.errors import AddressError, InferkitError, WorkerError
 from inferkit.core.listening import listening
 from inferkit.core.place import LOOPBACK
+from inferkit.core.secrets import hide
 from inferkit.online.errors import GenerationFailed, ServiceError, Unavailable
 from inferkit.runtime.instances import InstancePlace, find_instance
 from inferkit.runtime.secret import read_secret
@@ -297,7 +298,7 @@ class _Watch:
 def for_clients(error: BaseException) -> ServiceError:
     """What clients are told of the end: its cause without paths and tracebacks of this machine."""
     if isinstance(error, InferkitError):
-        return GenerationFailed(str(error).splitlines()[0].partition(";")[0])
+        return GenerationFailed(hide(str(error).splitlines()[0].partition(";")[0]))
     return Unavailable("the service was stopped")
 
 

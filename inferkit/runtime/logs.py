@@ -4,7 +4,7 @@ import io
 import logging
 import sys
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 from inferkit.core.secrets import hide
 
@@ -21,8 +21,10 @@ class HidingFormatter(logging.Formatter):
 
 
 def hide_in_logs() -> None:
-    """Have the handlers that are there now hide secrets."""
-    for handler in logging.getLogger().handlers:
+    """Have the handlers that are there now, of all loggers, hide secrets."""
+    known = logging.getLogger().manager.loggerDict.values()
+    loggers = [logging.getLogger(), *(one for one in known if isinstance(one, logging.Logger))]
+    for handler in (handler for logger in loggers for handler in logger.handlers):
         if not isinstance(handler.formatter, HidingFormatter):
             handler.setFormatter(HidingFormatter(handler.formatter or logging.Formatter()))
 
@@ -32,6 +34,14 @@ class HidingStream(io.TextIOBase):
 
     def __init__(self, inner: TextIO) -> None:
         self.inner = inner
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self.inner.encoding
+
+    @property
+    def buffer(self) -> BinaryIO:
+        return self.inner.buffer
 
     def write(self, text: str) -> int:
         self.inner.write(hide(text))

@@ -109,6 +109,7 @@ def test_a_run_and_what_is_made_of_it_hold_no_secret(folder: Folder) -> None:
 
     assert folder.run("replay", "run") == 0, folder.printed
     assert folder.run("explain", "run") == 0, folder.printed
+    assert folder.run("report", "run") == 0, folder.printed
     assert folder.run("--cfg", "job", "--resolve", *WORDS) == 0, folder.printed
     assert folder.run("diff", "run", "+scheduler.params.api_key=${oc.env:HF_TOKEN}") == 1
     assert "<secret MY_API_KEY>" in folder.printed
