@@ -26,7 +26,7 @@ def tiles(metrics: Mapping[str, Any]) -> list[Tile]:
         add(f"{text}, p50", times.get("p50"), "ms", 1e3)
         add(f"{text}, p99", times.get("p99"), "ms", 1e3)
     add("requests", metrics.get("num_requests"))
-    add("failed requests", metrics.get("num_failed"))
+    add("failed requests", metrics.get("num_failed") or None)
     add("wall time", metrics.get("wall_time_s"), "s")
     if metrics.get("peak_memory_bytes"):
         add("peak memory", metrics["peak_memory_bytes"], "MiB", 2.0**-20)

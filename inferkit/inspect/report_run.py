@@ -29,6 +29,7 @@ from inferkit.sweep.table import number_text
 
 MAX_OVERRIDE_LEN = 60
 PICTURES = {"steps.png": "Time of every step by kind, and what the steps held"}
+LOAD_RUNNER = ".LoadRunner"
 NOT_ENDED = "has not ended"
 EMPTY: tuple[Any, ...] = (None, "", {}, [])
 
@@ -67,10 +68,16 @@ def run_page(run_dir: Path, space: ConfigSpace) -> Page:
 
 
 def run_title(snapshot: Snapshot) -> str:
-    """`smollm2-135m: offline run`."""
-    name = snapshot.leaves["model.name"].value if "model.name" in snapshot.leaves else ""
-    what = f"role {snapshot.role}" if snapshot.role else "offline run"
-    return f"{name or 'inferkit'}: {what}"
+    """`smollm2-135m: offline run`, `qwen3-8b: load on role cluster`."""
+    name = _value(snapshot, "model.name") or "inferkit"
+    if snapshot.role is None:
+        return f"{name}: offline run"
+    is_load = _value(snapshot, "runner._target_").endswith(LOAD_RUNNER)
+    return f"{name}: {'load on ' if is_load else ''}role {snapshot.role}"
+
+
+def _value(snapshot: Snapshot, key: str) -> str:
+    return str(snapshot.leaves[key].value) if key in snapshot.leaves else ""
 
 
 def nodes(snapshot: Snapshot) -> list[list[Key]]:

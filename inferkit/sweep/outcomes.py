@@ -8,6 +8,7 @@ DIR/<n>/config.resolved.yaml
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,6 +36,8 @@ LEFT_OUT = ("expert_load.layers.",)
 NO_LIMITS: Mapping[str, float] = {}
 NOT_RUN = "not run"
 NEVER_RUN = (INVALID, NOT_RUN)
+MAX_NAME_LEN = 16
+"""Characters; of a longer key the end names an axis."""
 NOT_GIVEN = "default"
 """Value of an axis in a cell that does not set it."""
 
@@ -79,14 +82,11 @@ class Axis:
     """A key that has not the same value in every cell."""
 
     key: str
+    name: str
+    """The key, or just its end where that says enough."""
     values: tuple[str, ...]
     """Rising where all are numbers, else in the order in which the cells have them."""
     is_numeric: bool
-
-    @property
-    def name(self) -> str:
-        """The key without its node, for a label that stands in a picture."""
-        return self.key.rpartition(".")[2]
 
     def value_in(self, values: Mapping[str, str]) -> str:
         """Of the cell with these `values_of` overrides."""
@@ -169,7 +169,7 @@ def find_axes(cells: Sequence[Outcome]) -> list[Axis]:
     """Keys that vary, in the order of the command line."""
     given = {cell.number: values_of(cell.overrides) for cell in cells}
     keys = dict.fromkeys(key for values in given.values() for key in values)
-    axes = []
+    swept = []
     for key in keys:
         values = [given[cell.number].get(key, NOT_GIVEN) for cell in cells]
         distinct = list(dict.fromkeys(values))
@@ -178,8 +178,21 @@ def find_axes(cells: Sequence[Outcome]) -> list[Axis]:
         is_numeric = all(as_number(value) is not None for value in distinct)
         if is_numeric:
             distinct.sort(key=lambda value: as_number(value) or 0.0)
-        axes.append(Axis(key=key, values=tuple(distinct), is_numeric=is_numeric))
-    return axes
+        swept.append((key, tuple(distinct), is_numeric))
+    ends = Counter(_end(key) for key, _, _ in swept)
+    return [
+        Axis(key=key, name=_name(key, ends), values=values, is_numeric=is_numeric)
+        for key, values, is_numeric in swept
+    ]
+
+
+def _end(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def _name(key: str, ends: Mapping[str, int]) -> str:
+    is_clear = len(key) > MAX_NAME_LEN and ends[_end(key)] == 1
+    return _end(key) if is_clear else key
 
 
 def values_of(overrides: Iterable[str]) -> dict[str, str]:

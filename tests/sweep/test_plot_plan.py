@@ -118,3 +118,15 @@ def test_a_cell_that_does_not_set_an_axis_has_its_default() -> None:
 
 def test_long_values_are_broken_between_words() -> None:
     assert in_lines("parallel=tp2 scheduler.batch_size=8") == "parallel=tp2\nscheduler.batch_size=8"
+
+
+def test_axes_are_named_as_shortly_as_is_clear() -> None:
+    keys = ("load.rate", "scheduler.batch_size", "kv_cache.block_size_of_all", "other.batch_size")
+    of = cells(tuple(f"{key}=1" for key in keys), tuple(f"{key}=2" for key in keys))
+
+    assert [axis.name for axis in find_axes(of)] == [
+        "load.rate",
+        "scheduler.batch_size",
+        "block_size_of_all",
+        "other.batch_size",
+    ]
