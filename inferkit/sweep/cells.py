@@ -1,14 +1,12 @@
-"""Results of jobs: one JSON file each, and a table of a sweep's cells."""
+"""Results of jobs: one JSON file each."""
 
 import json
 import signal
 import traceback
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from inferkit.config.faults import Cell, varying_overrides
 from inferkit.config.provenance import write_json
 from inferkit.core.errors import AddressError
 
@@ -65,24 +63,3 @@ def read_result(run_dir: Path) -> JobResult | None:
         return JobResult(**known | {"overrides": tuple(known["overrides"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None
-
-
-def print_table(results: Sequence[JobResult], sweep_dir: Path) -> None:
-    """Print one row per cell; overrides that all cells share are left out."""
-    from rich.console import Console
-    from rich.table import Table
-
-    cells = [Cell(number=r.number, overrides=r.overrides) for r in results]
-    varying = varying_overrides(cells)
-    table = Table("cell", "overrides", "status", "seconds", "error", title=str(sweep_dir))
-    for result in results:
-        style = "" if result.status == OK else "red"
-        table.add_row(
-            f"#{result.number}",
-            " ".join(varying[result.number]),
-            result.status,
-            f"{result.seconds:.1f}",
-            result.error or "",
-            style=style,
-        )
-    Console().print(table)

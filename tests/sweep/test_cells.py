@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from inferkit.core.errors import WorkerError
-from inferkit.sweep.cells import FAILED, INTERRUPTED, OK, RESULT_FILE, JobResult, print_table
+from inferkit.sweep.cells import FAILED, INTERRUPTED, RESULT_FILE, JobResult, read_result
 
 
 def result(number: int, **changes: str) -> JobResult:
@@ -51,11 +51,11 @@ def test_write(tmp_path: Path) -> None:
     assert stored["overrides"] == ["a=1", "b=1"]
 
 
-def test_table_shows_what_varies(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table([result(0, status=OK), failed(1)], Path("outputs/sweeps/x"))
+def test_read(tmp_path: Path) -> None:
+    assert read_result(tmp_path) is None
+    failed(1).write(tmp_path)
+    assert read_result(tmp_path) == failed(1)
 
-    shown = capsys.readouterr().out
-    assert "b=0" in shown
-    assert "a=1" not in shown
-    assert "worker 0 died" in shown
-    assert "outputs/sweeps/x" in shown
+    for text in ("", "[]", "{}", '{"number": 1}'):
+        (tmp_path / RESULT_FILE).write_text(text)
+        assert read_result(tmp_path) is None
