@@ -48,6 +48,8 @@ PACKAGES = ("torch", "torch_npu", "transformers", "tokenizers")
 WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 HEAD_BYTES = 1 << 20
 """Of a weight file of another kind than safetensors, this much of its beginning counts."""
+MAX_WHOLE_BYTES = 64 << 20
+"""A larger file of a model is not read as a whole."""
 MAX_HEADER_BYTES = 100 << 20
 """The longest safetensors header there is; a longer one is no header."""
 
@@ -247,13 +249,17 @@ def _dataset_files(path: str | None) -> dict[str, Any]:
         return {}
     place = Path(path).expanduser()
     files = sorted(place.glob("*.jsonl")) if place.is_dir() else [place] * place.is_file()
-    return {str(number): file_facts(file) for number, file in enumerate(files)}
+    return {
+        str(number): {"size": file.stat().st_size, "sha256": file_hash(file)}
+        for number, file in enumerate(files)
+    }
 
 
 def file_facts(file: Path) -> dict[str, Any]:
-    """Size in bytes and sha256: of weights of the header, of other files of all."""
+    """Of a file of a model, size in bytes and sha256: of weights, and of what is as large as
+    weights are, that of the beginning; of safetensors it is the header."""
     size = file.stat().st_size
-    if file.suffix not in WEIGHT_SUFFIXES:
+    if file.suffix not in WEIGHT_SUFFIXES and size <= MAX_WHOLE_BYTES:
         return {"size": size, "sha256": file_hash(file)}
     with file.open("rb") as stream:
         head = stream.read(8 if file.suffix == ".safetensors" else HEAD_BYTES)

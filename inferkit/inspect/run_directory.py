@@ -63,6 +63,9 @@ def _no_run(folder: Path) -> str:
     if cells and any((folder / name).exists() for name in SWEEP_FILES):
         first = min(cells, key=lambda name: (len(name), name))
         return f"{text}: it is a sweep; name one of its cells, such as {folder / first}"
+    nodes = sorted(path.parent for path in folder.glob(f"node*/{RESOLVED_FILE}"))
+    if nodes:
+        return f"{text}: it is that of one node of several; name {nodes[0]}"
     return f"{text}, so it is no folder of a run"
 
 

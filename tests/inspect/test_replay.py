@@ -238,6 +238,10 @@ def test_words_that_are_no_run(first: Path, replay: Replay) -> None:
         2,
         f"inferkit: {home} holds no config.resolved.yaml, so it is no folder of a run",
     )
+    (home / "node1").mkdir()
+    (home / "node1" / "config.resolved.yaml").write_text("")
+    assert replay(home)[1].strip().endswith(f"one node of several; name {home / 'node1'}")
+    shutil.rmtree(home / "node1")
     (home / "multirun.yaml").write_text("")
     assert replay(home)[1].strip().endswith(f"is a sweep; name one of its cells, such as {first}")
     assert (
