@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from inferkit.config.automatic import with_automatic
+from inferkit.config.choices import find_choosers
 from inferkit.config.origins import Origin, Origins, find_origins
 from inferkit.config.provenance import write_json
 from inferkit.config.schema import InferenceConfig
@@ -16,11 +17,12 @@ from inferkit.config.space import ConfigSpace
 from inferkit.core.errors import ConfigError
 
 ORIGINS_FILE = "origins.json"
-"""Dotted key -> list of who set it, the last one won; each has the fields of Origin."""
+"""Dotted key, or group -> list of who set or chose it, the last one won; each has the fields of
+Origin. Where a key has the name of a group (`role`), it is the key."""
 
 
 def origins_of_job(hydra: Any) -> Origins:
-    """The origins of what Hydra has composed for a job.
+    """The origins of what Hydra has composed for a job, keys and groups.
 
     Args:
         hydra: the `hydra` node of the job.
@@ -31,7 +33,8 @@ def origins_of_job(hydra: Any) -> Origins:
         config_dir=folders.get("command-line"),
         config_name=hydra.job.config_name,
     )
-    return find_origins(space, task_overrides(hydra))
+    words = task_overrides(hydra)
+    return find_choosers(space, words) | find_origins(space, words)
 
 
 def task_overrides(hydra: Any) -> tuple[str, ...]:
@@ -53,7 +56,8 @@ def write_origins(run_dir: Path, config: InferenceConfig, origins: Origins) -> N
     """
     if not origins:
         return
-    found = with_automatic(origins, config)
+    of_keys = with_automatic(origins, config)
+    found = {key: all_of_key for key, all_of_key in origins.items() if key not in of_keys} | of_keys
     write_json(
         run_dir / ORIGINS_FILE,
         {key: [asdict(origin) for origin in all_of_key] for key, all_of_key in found.items()},

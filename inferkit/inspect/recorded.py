@@ -77,7 +77,7 @@ def run_snapshot(run_dir: Path, space: ConfigSpace, *, title: str = "") -> Snaps
             key: replace(leaf, origins=origins.get(key, ())) for key, leaf in found.leaves.items()
         },
         choices={name: choices[name] for name in reversed(choices) if "hydra/" not in name},
-        choosers={},
+        choosers={name: origins[name] for name in reversed(choices) if name in origins},
         notes=(
             *found.notes,
             *_notes(run_dir, [key for key in found.leaves if key not in recorded]),

@@ -49,7 +49,25 @@ def test_the_origins_of_a_job_are_those_of_its_command_line(tmp_path: Path) -> N
     space = ConfigSpace(config_dir=tmp_path)
     words = ["parallel=mine", "data.limit=3", "hydra.run.dir=x"]
 
-    assert origins_of_job(space.compose(words).hydra) == find_origins(space, words)
+    found = origins_of_job(space.compose(words).hydra)
+
+    assert found.items() >= find_origins(space, words).items()
+    assert [one.value for one in found["parallel"]] == ["tp1", "mine"]
+    assert set(found) - set(find_origins(space, words)) == set(space.defaults) - HYDRA_GROUPS
+
+
+HYDRA_GROUPS = {group for group in ConfigSpace().defaults if group.startswith("hydra/")}
+
+
+def test_who_chose_an_option_comes_back_too(
+    tmp_path: Path, space: ConfigSpace, config: InferenceConfig
+) -> None:
+    write_origins(tmp_path, config, origins_of_job(space.compose(WORDS).hydra))
+
+    found = read_origins(tmp_path)
+
+    assert [one.text for one in found["parallel"]] == ["config", "parallel=tp2"]
+    assert found["data.temperature"][-1].text == "data.temperature=1"
 
 
 def test_where_origins_are_not_known_nothing_is_written(

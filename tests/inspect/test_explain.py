@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from inferkit.config.arguments import UsageError, parse_arguments
-from inferkit.config.origins import find_origins
 from inferkit.config.provenance import write_run
-from inferkit.config.recorded import write_origins
+from inferkit.config.recorded import origins_of_job, write_origins
 from inferkit.config.space import ConfigSpace
 from inferkit.core.errors import ConfigError
 from inferkit.inspect import explain
@@ -163,7 +162,7 @@ def run_dir(tmp_path: Path) -> Path:
     assert config is not None
     folder = tmp_path / "run"
     write_run(folder, config, command="x", overrides=words, choices={"parallel": "tp2"})
-    write_origins(folder, config, find_origins(space, words))
+    write_origins(folder, config, origins_of_job(space.compose(words).hydra))
     return folder
 
 
@@ -178,6 +177,12 @@ def test_a_run_directory_tells_what_it_has_recorded(
         "  instead of  32  default, inferkit/config/schema.py:N\n"
     ) in text
     assert "  set by      automatic, data.input_truncated_len + " in text
+    assert re.search(
+        r"^parallel = tp2 .*\n.*\n.*\n  set by      command line, parallel=tp2\n"
+        r"  instead of  tp1  conf/config.yaml:\d+$",
+        told(str(run_dir), "parallel"),
+        re.M,
+    )
     assert "default" in told(str(run_dir))
 
 
