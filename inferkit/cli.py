@@ -21,7 +21,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, open_dict, read_write
 
-from inferkit.config.arguments import Arguments, UsageError, parse_arguments, program_name
+from inferkit.config.arguments import (
+    Arguments,
+    UsageError,
+    own_flags,
+    parse_arguments,
+    program_name,
+)
 from inferkit.config.check import Checked
 from inferkit.config.completion import asked_shell, complete
 from inferkit.config.compose import to_inference_config
@@ -154,7 +160,13 @@ def _show(arguments: Arguments, argv: Sequence[str]) -> int:
         command, _ = asked_shell(arguments.overrides)
         if command == "query":
             line = os.environ.get("COMP_LINE", "")
-            print("\n".join(complete(line, arguments.space(), list(VERBS))))
+            offered = complete(
+                line,
+                arguments.space(),
+                list(VERBS),
+                lambda verb: own_flags(VERBS[verb].add_options),
+            )
+            print("\n".join(offered))
             return EXIT_OK
     is_completion = arguments.shows == "shell_completion"
     words = argv if is_completion else hydra_words(arguments, *masks)

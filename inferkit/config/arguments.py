@@ -101,6 +101,14 @@ def parse_arguments(argv: Sequence[str], add_options: AddOptions | None = None) 
     )
 
 
+def own_flags(add_options: AddOptions | None) -> list[str]:
+    """Flags of a verb's own."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    if add_options is not None:
+        add_options(parser)
+    return _flags_of(parser)
+
+
 def _flags_of(parser: argparse.ArgumentParser) -> list[str]:
     return [flag for action in parser._actions for flag in action.option_strings]
 

@@ -5,7 +5,7 @@ The shell's own part is Hydra's (`inferkit -sc install=bash`); it asks with the 
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -49,18 +49,25 @@ def asked_shell(words: Sequence[str]) -> tuple[str, str]:
     return command, shell
 
 
-def complete(line: str, space: ConfigSpace, verbs: Sequence[str]) -> list[str]:
+def complete(
+    line: str,
+    space: ConfigSpace,
+    verbs: Sequence[str],
+    flags_of: Callable[[str], Sequence[str]] = lambda verb: (),
+) -> list[str]:
     """Words that the last one of `line` may become, in alphabetical order.
 
     Args:
         line: what is typed up to the cursor, with the name of the program.
+        flags_of: a verb's own flags.
     """
     words = _words(line)
     before, word = words[:-1], words[-1]
-    if word.startswith("-"):
-        return sorted(flag for flag in ("-m", *FLAGS) if flag.startswith(word))
     typed = [one for one in before if not one.startswith("-")]
     verb = typed.pop(0) if typed and typed[0] in verbs else ""
+    if word.startswith("-"):
+        flags = {*FLAGS, *flags_of(verb)} if verb else {"-m", *FLAGS}
+        return sorted(flag for flag in flags if flag.startswith(word))
     if verb in FOLDER_VERBS:
         return []
     found = set(_overrides(word, typed, space))

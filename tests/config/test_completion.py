@@ -59,6 +59,14 @@ def test_what_is_offered(space: ConfigSpace, typed: str, offered: list[str] | No
     assert complete(f"python -m inferkit {typed}", space, VERBS) == found
 
 
+def test_flags_of_a_verb_are_its_own(space: ConfigSpace) -> None:
+    def flags_of(verb: str) -> list[str]:
+        return ["--output"] if verb == "replay" else []
+
+    assert complete("inferkit replay x --out", space, VERBS, flags_of) == ["--output"]
+    assert complete("inferkit --out", space, VERBS, flags_of) == []
+
+
 def test_a_new_word_may_be_anything(space: ConfigSpace) -> None:
     found = complete("inferkit ", space, VERBS)
 
