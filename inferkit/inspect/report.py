@@ -69,7 +69,11 @@ def report_html(folder: Path, space: ConfigSpace, output: Path) -> str:
         ConfigError: it is neither, or a file of it cannot be read.
     """
     if _is_sweep(folder):
-        with with_pictures(read_summary(folder)) as summary:
+        try:
+            found = read_summary(folder)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{folder}: its {SWEEP_FILE} cannot be read: {error}") from None
+        with with_pictures(found) as summary:
             return render(sweep_page(summary, space, output))
     return render(run_page(folder, space))
 

@@ -112,7 +112,7 @@ def read_summary(sweep_dir: Path) -> Summary:
     """What the folder of a sweep tells; nothing is written.
 
     Raises:
-        OSError, ValueError: a file of it cannot be read.
+        OSError, ValueError: its sweep.json cannot be read.
     """
     cells = read_outcomes(sweep_dir)
     config = next((cell.config for cell in cells if cell.config), {})

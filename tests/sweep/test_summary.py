@@ -1,11 +1,18 @@
 import csv
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from inferkit.config.schema import SloConfig
+from inferkit.sweep.cells import JobResult
+from inferkit.sweep.hydra_cells import objective_value
+from inferkit.sweep.plan import PlannedCell
 from inferkit.sweep.summary import SUMMARY_FILE, Summary, csv_text, read_summary
+from tests.config.configs import changed
 from tests.sweep.sweeps import metrics, write_cell, write_grid
 
 GOOD = {"finish_reason": "length", "ttft_s": 0.1, "tpot_s": 0.01, "e2e_s": 1.0}
@@ -137,6 +144,37 @@ def test_a_cell_without_result_was_not_run(tmp_path: Path) -> None:
     assert [(cell.number, cell.status) for cell in summary.cells] == [(0, "ok"), (7, "not run")]
     assert summary.num_failed == 1
     assert summary.objective == "ttft_s.p50"
+
+
+def test_a_cell_whose_files_are_damaged_is_named(tmp_path: Path) -> None:
+    write_grid(tmp_path)
+    (tmp_path / "3" / "result.json").write_text('{"number": 3, ')
+    (tmp_path / "1" / "config.resolved.yaml").write_text("a: [")
+
+    summary = summarise(tmp_path)
+
+    assert [cell.status for cell in summary.cells].count("damaged") == 2
+    assert summary.num_failed == 3
+    assert "its files cannot be read: Expecting property name" in shown(summary)
+
+
+def test_goodput_is_what_a_search_is_told(tmp_path: Path) -> None:
+    run_dir = write_cell(
+        tmp_path,
+        0,
+        (),
+        values=metrics(tokens_per_s=100.0, ttft_s=0.1, tpot_s=0.01),
+        requests=[GOOD] * 6 + [LATE] * 2,
+    )
+    cell = PlannedCell(
+        number=0, overrides=(), folder=run_dir, config=changed(sweep__slo=SloConfig(ttft_s=0.5))
+    )
+    result = JobResult(number=0, overrides=(), status="ok")
+
+    assert objective_value(cell, result) == 6 / 4.0
+    assert math.isnan(objective_value(cell, replace(result, status="failed")))
+    without = replace(cell, config=changed(sweep__objective="ttft_s.p50"))
+    assert objective_value(without, result) == 0.1
 
 
 def test_limits_of_the_sweep_are_those_of_its_cells(tmp_path: Path) -> None:
