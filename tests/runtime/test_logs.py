@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from inferkit.runtime.logs import HidingFormatter, hide_in_logs, hide_in_output, log_to_file
+from inferkit.runtime.logs import (
+    HidingFormatter,
+    hide_in_logs,
+    hide_in_output,
+    log_run,
+    log_to_file,
+)
 
 SECRET = "marker-6"
 
@@ -43,6 +49,19 @@ def test_a_rank_s_log_has_no_secret_in_arguments_and_tracebacks(
     assert text.startswith("[rank3] ")
     assert text.count("<secret SOME_API_KEY>") == 3 and SECRET not in text
     assert "Traceback" in text
+
+
+def test_a_run_without_hydra_logs_to_file_and_terminal(
+    root: logging.Logger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root.handlers[:] = []
+    log_run(tmp_path / "inferkit.log", level="warning")
+    logging.getLogger("x").info("not shown")
+    logging.getLogger("x").warning("key %s", SECRET)
+
+    for text in ((tmp_path / "inferkit.log").read_text(), capsys.readouterr().err):
+        assert text.endswith("[x][WARNING] - key <secret SOME_API_KEY>\n")
+        assert len(text.splitlines()) == 1
 
 
 def test_handlers_keep_their_formats_and_are_changed_once(root: logging.Logger) -> None:
