@@ -18,6 +18,7 @@ from inferkit.offline.summary import PatientConsole, shorten
 from inferkit.sweep.cells import INVALID, OK
 from inferkit.sweep.goodput import limits_text
 from inferkit.sweep.outcomes import (
+    NEVER_RUN,
     Axis,
     Outcome,
     find_axes,
@@ -145,7 +146,8 @@ def csv_text(summary: Summary) -> str:
     for cell in summary.cells:
         given = values_of(cell.overrides)
         swept = {axis.key: axis.value_in(given) for axis in summary.axes}
-        facts = {"cell": cell.number, "status": cell.status, "seconds": round(cell.seconds, 3)}
+        seconds = "" if cell.status in NEVER_RUN else round(cell.seconds, 3)
+        facts = {"cell": cell.number, "status": cell.status, "seconds": seconds}
         writer.writerow(dict(cell.metrics) | facts | {"error": cell.error} | swept)
     return text.getvalue()
 

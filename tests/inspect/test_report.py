@@ -292,3 +292,10 @@ def test_what_cannot_be_reported_is_refused(run_dir: Path, tmp_path: Path) -> No
 )
 def test_a_figure_has_the_unit_of_its_name(name: str, value: float | str, text: str) -> None:
     assert figure_text(name, value) == text
+
+
+def test_of_many_failures_the_first_are_open() -> None:
+    page = page_of(errors=[Failure(title=f"#{number} failed") for number in range(15)])
+
+    assert page.texts["summary"] == ["and 3 more"]
+    assert page.texts["b"] == [f"#{number} failed" for number in range(15)]
