@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import logging
 import os
 import sys
 from datetime import datetime
@@ -43,12 +42,12 @@ lead to the same files; several ranks are started as they were, also those that 
   --output DIR    where the new run goes; default: a new folder under outputs/
 
 A run with a role is started again and serves until Ctrl-C; there is nothing to compare then. A
-benchmark (runner=load) compares the tokens of its requests. A run of several nodes is replayed by
-the same command on each of them; the first one compares.
+benchmark (runner=load) compares the tokens of its requests. What these start, the roles of a
+cluster or a service, they compose anew from the recorded command; where that comes out otherwise,
+it is told. A run of several nodes is replayed by the same command on each of them; the first one
+compares.
 
 Exit code: 0 same tokens, 1 other tokens, 2 the run cannot be replayed or compared."""
-
-logger = logging.getLogger(__name__)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -126,6 +125,8 @@ def _config(recorded: RecordedRun) -> InferenceConfig:
         faults = f"{count} fault{'s' if count > 1 else ''}"
         title = f"{recorded.folder} cannot be replayed here, {faults}"
         raise ConfigError(render(checked.faults, title=title))
+    for warning in checked.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     return checked.config
 
 
