@@ -46,6 +46,7 @@ TORCH_FREE = (
     "inferkit.core",
     "inferkit.config",
     "inferkit.cli",
+    "inferkit.sweep",
     "inferkit.inspect",
     "inferkit.offline.runner",
     "inferkit.offline.prompts",
