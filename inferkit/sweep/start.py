@@ -1,7 +1,6 @@
 """From the words of a sweep to its end: checked, run, summed up."""
 
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -67,8 +66,9 @@ def resume_sweep(sweep_dir: Path, more: Sequence[str] = (), flags: Sequence[str]
         _tell(f"warning: {record.cwd} is gone, where the sweep was started; paths are of here")
     folder = f"{SWEEP_DIR}={quoted(str(sweep_dir))}"
     arguments = parse_arguments([*record.flags, *flags, *words, folder])
-    _tell(f"inferkit: {shlex.join(['resuming:', *arguments.flags, *words])}")
-    verdict = preflight(arguments.command(program_name()), arguments.space())
+    command = arguments.command(program_name())
+    _tell(f"inferkit: resuming {command}")
+    verdict = preflight(command, arguments.space())
     if not verdict.is_good:
         _tell(verdict.message)
         return EXIT_REFUSED
