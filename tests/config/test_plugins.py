@@ -5,7 +5,6 @@ import pytest
 from inferkit.config.overrides import compose_checked
 from inferkit.config.plugins import EXTRAS, missing_in_file, missing_plugin
 from inferkit.config.space import ConfigSpace
-from inferkit.config.space import ConfigSpace
 
 
 @pytest.mark.parametrize("choice", EXTRAS)
