@@ -64,6 +64,6 @@ VERBS: Mapping[str, Verb] = {
     ),
     "report": Verb(
         text="write one HTML file of a run or a sweep, to be read, sent or printed",
-        module="inferkit.inspect.report",
+        module="inferkit.inspect.report.verb",
     ),
 }

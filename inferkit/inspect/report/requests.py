@@ -6,8 +6,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from inferkit.inspect.report_figures import time_text
-from inferkit.inspect.report_page import Field, Generation, LongText, Table, TableRow, Title
+from inferkit.inspect.report.figures import time_text
+from inferkit.inspect.report.page import Field, Generation, LongText, Table, TableRow, Title
 from inferkit.sweep.table import number_text
 
 GENERATIONS_FILE, REQUESTS_FILE = "generations.jsonl", "requests.jsonl"

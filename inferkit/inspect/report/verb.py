@@ -8,9 +8,9 @@ from inferkit.config.provenance import RESOLVED_FILE, write_text
 from inferkit.config.space import ConfigSpace
 from inferkit.core.errors import ConfigError
 from inferkit.core.exit_codes import EXIT_OK
-from inferkit.inspect.report_page import render
-from inferkit.inspect.report_run import run_page
-from inferkit.inspect.report_sweep import sweep_page, with_pictures
+from inferkit.inspect.report.page import render
+from inferkit.inspect.report.run import run_page
+from inferkit.inspect.report.sweep import sweep_page, with_pictures
 from inferkit.sweep.outcomes import SWEEP_FILE
 from inferkit.sweep.summary import read_summary
 

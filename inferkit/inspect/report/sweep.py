@@ -10,7 +10,7 @@ from typing import Any
 from inferkit.config.provenance import PROVENANCE_FILE, RESOLVED_FILE
 from inferkit.config.space import ConfigSpace
 from inferkit.inspect.recorded import read_json, run_snapshot
-from inferkit.inspect.report_page import (
+from inferkit.inspect.report.page import (
     Failure,
     Field,
     Page,
@@ -21,7 +21,7 @@ from inferkit.inspect.report_page import (
     Title,
     link_to,
 )
-from inferkit.inspect.report_run import (
+from inferkit.inspect.report.run import (
     choices,
     derived_rows,
     nodes,

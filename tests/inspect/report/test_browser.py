@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from inferkit.config.arguments import parse_arguments
-from inferkit.inspect.report import add_options, run
-from tests.inspect.chromium import Tab, find_browser, open_browser
-from tests.inspect.reported import write_reported_run, write_reported_sweep
+from inferkit.inspect.report.verb import add_options, run
+from tests.inspect.report.chromium import Tab, find_browser, open_browser
+from tests.inspect.report.reported import write_reported_run, write_reported_sweep
 
 pytestmark = [
     pytest.mark.browser,

@@ -10,8 +10,8 @@ from inferkit.config.origins import ADDED, AUTOMATIC, COMMAND_LINE, SCHEMA
 from inferkit.config.provenance import PROVENANCE_FILE
 from inferkit.config.space import ConfigSpace
 from inferkit.inspect.recorded import read_json, run_snapshot
-from inferkit.inspect.report_figures import figure_text, metrics_part, tiles
-from inferkit.inspect.report_page import (
+from inferkit.inspect.report.figures import figure_text, metrics_part, tiles
+from inferkit.inspect.report.page import (
     DerivedRow,
     Failure,
     Key,
@@ -20,7 +20,7 @@ from inferkit.inspect.report_page import (
     Picture,
     Row,
 )
-from inferkit.inspect.report_requests import read_generations, requests_table
+from inferkit.inspect.report.requests import read_generations, requests_table
 from inferkit.inspect.snapshot import Leaf, Origin, Snapshot
 from inferkit.inspect.wording import derived_text, origin_text, value_text
 from inferkit.offline.summary import shorten

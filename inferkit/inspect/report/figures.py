@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from inferkit.inspect.report_page import Metrics, Row, StatisticRow, Tile
+from inferkit.inspect.report.page import Metrics, Row, StatisticRow, Tile
 from inferkit.inspect.wording import size_text
 from inferkit.sweep.table import number_text
 

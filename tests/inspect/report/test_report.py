@@ -12,11 +12,11 @@ import pytest
 
 from inferkit.config.arguments import UsageError, parse_arguments
 from inferkit.core.errors import ConfigError
-from inferkit.inspect.report import add_options, run
-from inferkit.inspect.report_figures import figure_text
-from inferkit.inspect.report_page import Failure, Page, link_to, render
-from inferkit.inspect.report_requests import long_text, requests_table
-from tests.inspect.reported import EVIL, write_reported_run, write_reported_sweep
+from inferkit.inspect.report.figures import figure_text
+from inferkit.inspect.report.page import Failure, Page, link_to, render
+from inferkit.inspect.report.requests import long_text, requests_table
+from inferkit.inspect.report.verb import add_options, run
+from tests.inspect.report.reported import EVIL, write_reported_run, write_reported_sweep
 
 VOID = {"meta", "img", "input"}
 

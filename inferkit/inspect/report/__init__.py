@@ -1,0 +1,1 @@
+"""The verb `report`: one HTML file of a run or a sweep."""
