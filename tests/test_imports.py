@@ -51,6 +51,7 @@ TORCH_FREE = (
     "inferkit.offline.runner",
     "inferkit.offline.prompts",
     "inferkit.online.runner",
+    "inferkit.bench.load",
 )
 ONLINE_PACKAGES = {"fastapi", "starlette", "uvicorn", "zmq", "msgspec", "httpx", "openai"}
 
