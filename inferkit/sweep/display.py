@@ -20,7 +20,7 @@ from rich.text import Text
 
 from inferkit.config.faults import Cell, varying_overrides
 from inferkit.sweep.cell_run import LOG_FILE
-from inferkit.sweep.cells import OK, JobResult
+from inferkit.sweep.cells import INTERRUPTED, OK, JobResult
 from inferkit.sweep.plan import PlannedCell
 
 MAX_OVERRIDES_LEN = 60
@@ -77,7 +77,7 @@ class SweepDisplay:
         text = f"inferkit: cell #{cell.number} {result.status} after {result.seconds:.1f} s"
         if result.status != OK:
             text += f": {result.error}; see {cell.folder / LOG_FILE}"
-        left = self._left_text()
+        left = self._left_text() if result.status != INTERRUPTED else ""
         self.tell(text + (f"; {left}" if left else ""), style="" if result.status == OK else "red")
         self._progress.update(self._cell, visible=False)
         self._progress.update(self._sweep, completed=len(self._seconds))

@@ -115,6 +115,9 @@ def _drive_by_plugin(arguments: Arguments, verdict: Verdict, cfg: DictConfig) ->
 def _summed_up(sweep_dir: Path) -> int:
     summary = summarise(sweep_dir)
     summary.print()
+    if summary.num_failed:
+        command = Command(program=program_name(), verb="resume", overrides=(str(sweep_dir),))
+        _tell(f"inferkit: to run what has not ended ok: {command}")
     return _code(summary.num_failed == 0)
 
 

@@ -66,6 +66,7 @@ def test_three_of_twelve_cells_fail_and_only_they_are_resumed(folder: Path) -> N
     }
     assert list((folder / "sweep").glob("*.png"))
     assert not pids_of(folder / "sweep")
+    assert "to run what has not ended ok: python -m inferkit resume sweep\n" in err
 
     (folder / "cured").touch()
     code, out, err = finished("resume", str(folder / "sweep"), cwd=Path("/"))
