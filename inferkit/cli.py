@@ -41,7 +41,6 @@ from inferkit.config.space import ConfigSpace
 from inferkit.core.errors import ConfigError, InferkitError
 from inferkit.core.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REFUSED
 from inferkit.core.place import RankPlace
-from inferkit.core.secrets import hide
 from inferkit.inspect.verbs import VERBS
 from inferkit.runtime.instances import find_instance
 from inferkit.runtime.launched import (
@@ -50,7 +49,7 @@ from inferkit.runtime.launched import (
     check_launched,
     find_launched,
 )
-from inferkit.runtime.logs import log_to_file
+from inferkit.runtime.logs import hidden_output, log_to_file
 from inferkit.runtime.meeting import meeting
 from inferkit.runtime.place import common_facts, find_node
 from inferkit.sweep.cells import OK
@@ -75,7 +74,8 @@ def main() -> None:
             # A terminal that lacks a character shows "?"; a finished run must not fail over it.
             stream.reconfigure(errors="replace")
     try:
-        code = run(sys.argv[1:])
+        with hidden_output():
+            code = run(sys.argv[1:])
     except KeyboardInterrupt:
         _tell("inferkit: interrupted")
         code = EXIT_INTERRUPTED
@@ -353,4 +353,4 @@ def _version(package: str) -> str:
 
 
 def _tell(text: str) -> None:
-    print(hide(text), file=sys.stderr)
+    print(text, file=sys.stderr)

@@ -1,8 +1,10 @@
 """Logging: of rank processes, which inherit no handlers, and of libraries; without secrets."""
 
+import contextlib
 import io
 import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -60,9 +62,12 @@ class HidingStream(io.TextIOBase):
         return True
 
 
-def hide_in_output() -> None:
-    """Have what this process prints hide secrets too: it goes into files of the run directory."""
-    sys.stdout, sys.stderr = HidingStream(sys.stdout), HidingStream(sys.stderr)
+@contextlib.contextmanager
+def hidden_output() -> Iterator[None]:
+    """Meanwhile secrets are hidden in what this process prints, tracebacks too."""
+    out, err = HidingStream(sys.stdout), HidingStream(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        yield
 
 
 def log_to_file(path: Path, *, rank: int, level: str) -> None:

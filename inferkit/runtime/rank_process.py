@@ -12,7 +12,7 @@ from multiprocessing import connection
 from multiprocessing.connection import Connection
 from typing import Any
 
-from inferkit.runtime.logs import hide_in_output
+from inferkit.runtime.logs import hidden_output
 from inferkit.runtime.rank_errors import PEER_GRACE_S, error_event, is_peer_loss
 
 logger = logging.getLogger(__name__)
@@ -41,9 +41,9 @@ def run_rank(
         if other != rank:
             sender.close()
     channel = senders[rank]
-    hide_in_output()
     try:
-        pkgutil.resolve_name(entrypoint)(*args, channel=channel)
+        with hidden_output():  # it goes into files of the run directory
+            pkgutil.resolve_name(entrypoint)(*args, channel=channel)
     except Exception as error:
         logger.error("this rank failed", exc_info=error)
         channel.send(error_event(error))

@@ -7,8 +7,8 @@ import pytest
 
 from inferkit.runtime.logs import (
     HidingFormatter,
+    hidden_output,
     hide_in_logs,
-    hide_in_output,
     log_run,
     log_to_file,
 )
@@ -80,15 +80,12 @@ def test_handlers_keep_their_formats_and_are_changed_once(root: logging.Logger) 
         own.removeHandler(handler)
 
 
-def test_what_is_printed_has_no_secret(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "stdout", sys.stdout)
-    monkeypatch.setattr(sys, "stderr", sys.stderr)
-
-    hide_in_output()
-    print("the key is", SECRET, flush=True)
-    print({"key": SECRET}, file=sys.stderr)
+def test_what_is_printed_has_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    with hidden_output():
+        print("the key is", SECRET, flush=True)
+        print({"key": SECRET}, file=sys.stderr)
+        assert not sys.stdout.isatty() and sys.stdout.writable()
+        assert sys.stdout.encoding.lower() == "utf-8"
 
     shown = capsys.readouterr()
     assert shown.out == "the key is <secret SOME_API_KEY>\n"
