@@ -188,7 +188,9 @@ def test_metrics_leave_failed_requests_out_of_the_figures():
         outcome(1, ttft_s=1.5, e2e_s=3.0),
         outcome(2, error="503: x", finish_reason="failed", token_ids=[], ttft_s=None, e2e_s=None),
     ]
-    metrics = collect_load_metrics(outcomes, has_rate=False, load_time_s=9.0, num_devices=4)
+    metrics = collect_load_metrics(
+        outcomes, has_rate=False, load_time_s=9.0, client_cpu_s=1.0, num_devices=4
+    )
     assert (metrics["num_requests"], metrics["num_failed"]) == (3, 1)
     assert metrics["finish_reasons"] == {"length": 2, "failed": 1}
     assert metrics["wall_time_s"] == 4.0
@@ -196,6 +198,7 @@ def test_metrics_leave_failed_requests_out_of_the_figures():
     assert metrics["output_tokens_per_s"] == 1.5 and metrics["total_tokens_per_s"] == 6.5
     assert metrics["ttft_s"]["num"] == 2 and metrics["ttft_s"]["mean"] == 1.0
     assert metrics["send_delay_s"]["num"] == 0 and metrics["num_devices"] == 4
+    assert metrics["client_cpu_share"] == 0.25
     (warning,) = warnings(metrics, outcomes)
     assert warning.startswith("1 of 3 requests failed; the first: 503: x")
     assert load_table(metrics, "3 requests").row_count == 9
@@ -203,7 +206,17 @@ def test_metrics_leave_failed_requests_out_of_the_figures():
 
 def test_a_client_that_is_too_slow_is_named():
     outcomes = [outcome(number, due_s=number - 0.3) for number in range(4)]
-    metrics = collect_load_metrics(outcomes, has_rate=True, load_time_s=1.0, num_devices=1)
+    metrics = collect_load_metrics(
+        outcomes, has_rate=True, load_time_s=1.0, client_cpu_s=0.1, num_devices=1
+    )
     assert metrics["send_delay_s"]["mean"] == pytest.approx(0.3)
     (warning,) = warnings(metrics, outcomes)
     assert "sent 300 ms late" in warning
+
+
+def test_a_client_that_had_no_time_left_is_named():
+    metrics = collect_load_metrics(
+        [outcome(0)], has_rate=False, load_time_s=1.0, client_cpu_s=0.9, num_devices=1
+    )
+    (warning,) = warnings(metrics, [outcome(0)])
+    assert "busy for 90 % of the time" in warning

@@ -10,6 +10,8 @@ Names that an offline run has too mean the same, as a client sees it (`inferkit.
     *_tokens_per_s       tokens of prompts, of answers and of both, over wall_time_s
     ttft_s, tpot_s, e2e_s  per request, see `inferkit.bench.load.client`
     send_delay_s         sent - due, per request of a load with a rate: how late this client was
+    client_cpu_share     CPU time of this client over the time of the load: near 1, it is what was
+                         measured (a token takes it about 0.1 ms)
     num_devices          ranks of all instances of the service
 """
 
@@ -22,7 +24,12 @@ from inferkit.offline.metrics import statistics
 
 
 def collect_load_metrics(
-    outcomes: Sequence[Outcome], *, has_rate: bool, load_time_s: float, num_devices: int
+    outcomes: Sequence[Outcome],
+    *,
+    has_rate: bool,
+    load_time_s: float,
+    client_cpu_s: float,
+    num_devices: int,
 ) -> dict[str, Any]:
     """Plain JSON data; see the definitions above."""
     whole = [outcome for outcome in outcomes if outcome.is_ok]
@@ -31,7 +38,7 @@ def collect_load_metrics(
     ends_s = [outcome.sent_s + (outcome.e2e_s or 0.0) for outcome in outcomes]
     wall_time_s = max(ends_s) - min(outcome.sent_s for outcome in outcomes)
 
-    def per_second(count: int) -> float | None:
+    def per_second(count: float) -> float | None:
         return count / wall_time_s if wall_time_s > 0 else None
 
     delays = [outcome.sent_s - outcome.due_s for outcome in outcomes] if has_rate else []
@@ -51,5 +58,6 @@ def collect_load_metrics(
         "tpot_s": statistics([outcome.tpot_s for outcome in whole]),
         "e2e_s": statistics([outcome.e2e_s for outcome in whole]),
         "send_delay_s": statistics(delays),
+        "client_cpu_share": per_second(client_cpu_s),
         "num_devices": num_devices,
     }

@@ -62,12 +62,12 @@ class LoadRunner:
         num_devices = count_ranks(arguments, config)
         with live_progress() as live, (run_dir / REQUESTS_FILE).open("w") as file:
             work = self._measure(config, words, run_dir, LoadProgress(live), file)
-            outcomes, load_time_s = asyncio.run(_ended_by_sigterm(work))
+            outcomes, times = asyncio.run(_ended_by_sigterm(work))
         metrics = collect_load_metrics(
             outcomes,
             has_rate=config.load.rate is not None,
-            load_time_s=load_time_s,
             num_devices=num_devices,
+            **times,
         )
         write_json(run_dir / "metrics.json", metrics)
         text = load_text(config.load)
@@ -85,8 +85,9 @@ class LoadRunner:
         run_dir: Path,
         progress: LoadProgress,
         file: TextIO,
-    ) -> tuple[list[Outcome], float]:
-        """What became of the requests, and how long the service took to start."""
+    ) -> tuple[list[Outcome], dict[str, float]]:
+        """What became of the requests; seconds that the service took to start, and that this
+        process computed during the load."""
         load = config.load
         start_s = time.monotonic()
         async with started(
@@ -118,6 +119,7 @@ class LoadRunner:
                     progress.on_outcome(outcome)
 
                 concurrency = load.concurrency if load.rate is None else None
+                start_cpu_s = time.process_time()
                 outcomes = await service.during(
                     client.put(
                         requests,
@@ -126,11 +128,12 @@ class LoadRunner:
                         on_outcome=on_outcome,
                     )
                 )
+                client_cpu_s = time.process_time() - start_cpu_s
             progress.stop()
         failure = service.failure()
         if failure is not None and not all(outcome.is_ok for outcome in outcomes):
             raise failure  # which is why they failed
-        return outcomes, load_time_s
+        return outcomes, {"load_time_s": load_time_s, "client_cpu_s": client_cpu_s}
 
     async def _warm_up(
         self,

@@ -10,6 +10,8 @@ from rich.text import Text
 from inferkit.bench.load.client import Outcome
 from inferkit.offline.summary import PatientConsole, milliseconds, number
 
+BUSY_CLIENT = 0.7
+"""Share of one core above which this client itself delays what it measures."""
 SLOW_CLIENT_S = 0.05
 """Requests that are sent so late on the whole are no longer the load that was asked for."""
 
@@ -67,5 +69,11 @@ def warnings(metrics: Mapping[str, Any], outcomes: Sequence[Outcome]) -> list[st
         found.append(
             f"half of the requests were sent {number(late_s * 1e3)} ms late or more: this machine "
             "is too slow for the load and the service together"
+        )
+    share = metrics["client_cpu_share"]
+    if share is not None and share > BUSY_CLIENT:
+        found.append(
+            f"this client was busy for {100 * share:.0f} % of the time, so a part of what it "
+            "measured is its own: the service may be faster"
         )
     return found
