@@ -50,7 +50,7 @@ ASSIGNED = re.compile(
     r"(?=[\"']+(?P<quoted>[^\"']+)|(?P<bare>[^\s\"',;&}\]]+))"
 )
 WELL_KNOWN = re.compile(
-    r"(?P<secret>\b(?:sk-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|gh[opsru]_[A-Za-z0-9]{20,}"
+    r"(?P<secret>\b(?:sk-(?=[\w-]*\d)[\w-]{20,}|hf_[A-Za-z0-9]{20,}|gh[opsru]_[A-Za-z0-9]{20,}"
     r"|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}"
     r"|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[^$]*)"

@@ -136,7 +136,7 @@ def log_file() -> Path | None:
     """Where this process logs to; None = to no file."""
     handlers = logging.getLogger().handlers
     files = [handler for handler in handlers if isinstance(handler, logging.FileHandler)]
-    return Path(files[0].baseFilename) if files else None
+    return Path(files[-1].baseFilename) if files else None
 
 
 def _log_to_files(message: str, error: Exception) -> None:

@@ -91,7 +91,7 @@ def test_a_key_is_secret_by_each_of_its_parts_but_not_in_a_model_s_own_config() 
         ("export HF_TOKEN=abc", "export HF_TOKEN=<secret>", "export HF_TOKEN=${oc.env:HF_TOKEN}"),
         ("parallel=tp2 +a.params.apiKey=abc", "parallel=tp2 +a.params.apiKey=<secret>", None),
         ("{'password': 'a b', 'user': 'x'}", "{'password': '<secret>', 'user': 'x'}", None),
-        ("sk-abcdefghijklmnop1234", "<secret>", "${oc.env:API_KEY}"),
+        ("sk-abcdefghijklmnopqr1234", "<secret>", "${oc.env:API_KEY}"),
         ("x=token=abc", "x=token=<secret>", None),
     ],
 )
@@ -111,6 +111,7 @@ def test_secrets_that_stand_in_a_text(text: str, hidden: str, instead: str | Non
         "disagg.secret_env=INFERKIT_SECRET",
         "scheduler.max_new_tokens=4 router.first_token=prefill",
         "/models/sk-test",
+        "org/sk-a-model-of-many-words",
         "num_key_value_heads: 2",
     ],
 )
