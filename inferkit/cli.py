@@ -38,6 +38,7 @@ from inferkit.config.recorded import origins_of_job, task_overrides
 from inferkit.config.run_folder import RUNS, make_run_folder
 from inferkit.config.secrets import masking_overrides
 from inferkit.config.space import ConfigSpace
+from inferkit.config.stray_words import stray_first_word
 from inferkit.core.errors import ConfigError, InferkitError
 from inferkit.core.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REFUSED
 from inferkit.core.place import RankPlace
@@ -90,7 +91,7 @@ def run(argv: Sequence[str]) -> int:
     """Carry out one command line; returns the exit code."""
     verb = _verb(argv)
     if verb is not None and verb not in VERBS:
-        _tell(_unknown_verb(verb))
+        _tell(f"inferkit: {stray_first_word(verb, VERBS, ConfigSpace(), program_name())}")
         return EXIT_REFUSED
     rest = list(argv[1:] if verb else argv)
     if "--help" in rest or "-h" in rest:
@@ -135,14 +136,6 @@ def _verb(argv: Sequence[str]) -> str | None:
     if argv and "=" not in argv[0] and not argv[0].startswith(("-", "~", "+")) and argv[0]:
         return argv[0]
     return None
-
-
-def _unknown_verb(verb: str) -> str:
-    if "." in verb:
-        return f"inferkit: {verb} has no value; write {verb}=VALUE"
-    guess = did_you_mean(closest(verb, VERBS))
-    verbs = ", ".join(VERBS)
-    return f"inferkit: {verb} is no verb{guess}\nverbs are {verbs}; options are written KEY=VALUE"
 
 
 def _show(arguments: Arguments, argv: Sequence[str]) -> int:
@@ -341,7 +334,8 @@ def _log_level() -> str:
     asked = os.environ.get(LOG_LEVEL) or "INFO"
     if asked.upper() not in LOG_LEVELS:
         guess = did_you_mean(closest(asked, LOG_LEVELS))
-        raise UsageError(f"{LOG_LEVEL}={asked} is no log level{guess}; use {', '.join(LOG_LEVELS)}")
+        known = ", ".join(LOG_LEVELS)
+        raise UsageError(f"{LOG_LEVEL}={asked} is no log level{guess}\nlevels are {known}")
     return asked.upper()
 
 

@@ -391,7 +391,7 @@ def test_bad_cells_are_found_before_the_first_starts(
         (["+role=training"], "options of role: cluster, decode, prefill, router, serve"),
         (["-m", "+role=prefill"], "a role serves until it is stopped"),
         (["runner=online"], "serves a role; choose one, such as +role=serve"),
-        (["--config-name", "other"], "Cannot find primary config 'other'"),
+        (["--config-name", "other"], "--config-name other: there is no other.yaml in conf/"),
     ],
 )
 def test_refused(

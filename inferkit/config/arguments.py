@@ -1,6 +1,7 @@
 """The words of a command line: Hydra's flags, overrides, and what is wrong with the rest."""
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from hydra._internal.utils import get_args_parser
 
 from inferkit.config.faults import Command, closest, did_you_mean
 from inferkit.config.keys import leaf_keys, similar_keys
+from inferkit.config.meant import renamed
 from inferkit.config.space import CONF_DIR, CONFIG_NAME, ConfigSpace
 
 FLAGS = (
@@ -25,6 +27,14 @@ FLAGS = (
     "--config-dir",
     "--info",
 )
+FLAG_VALUES = {
+    "--cfg": "job, hydra or all",
+    "--info": "all, config, defaults, defaults-tree, plugins or searchpath",
+    "--package": "a node, such as scheduler",
+    "--config-dir": "a folder of options",
+    "--config-path": "a folder that holds a configuration",
+    "--config-name": "the name of a file without .yaml",
+}
 SHOWS = ("hydra_help", "info", "cfg", "shell_completion")
 """Flags that show something and run nothing."""
 
@@ -86,17 +96,27 @@ def parse_arguments(argv: Sequence[str], add_options: AddOptions | None = None) 
             f"-m starts a sweep and --{shows} shows one configuration; leave one of them out "
             "(of a sweep, show one cell: give every key a single value)"
         )
+    for name in ("resolve", "package"):
+        if _is_set(found, name) and shows != "cfg":
+            raise UsageError(f"--{name} has no effect without --cfg job, --cfg hydra or --cfg all")
     config_dir = Path(found.config_dir) if found.config_dir else None
-    if config_dir is not None and not config_dir.is_dir():
-        raise UsageError(f"--config-dir {config_dir}: there is no such folder")
+    for flag, folder in (("--config-dir", config_dir), ("--config-path", found.config_path)):
+        if folder and not Path(folder).is_dir():
+            raise UsageError(f"{flag} {folder}: there is no such folder")
+    conf_dir = Path(found.config_path).resolve() if found.config_path else CONF_DIR
+    config_name = found.config_name or CONFIG_NAME
+    places = [place for place in (config_dir, conf_dir) if place is not None]
+    if not any((place / f"{config_name.removesuffix('.yaml')}.yaml").is_file() for place in places):
+        where = " or ".join(map(str, places)) if found.config_path or config_dir else "conf/"
+        raise UsageError(f"--config-name {config_name}: there is no {config_name}.yaml in {where}")
     return Arguments(
         overrides=tuple(found.overrides),
         flags=tuple(_flags(found)),
         is_multirun=found.multirun,
         shows=shows,
         config_dir=config_dir,
-        conf_dir=Path(found.config_path).resolve() if found.config_path else CONF_DIR,
-        config_name=found.config_name or CONFIG_NAME,
+        conf_dir=conf_dir,
+        config_name=config_name,
         options=options,
     )
 
@@ -115,7 +135,24 @@ def _flags_of(parser: argparse.ArgumentParser) -> list[str]:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
-        raise UsageError(message)
+        raise UsageError(_flag_problem(message))
+
+
+def _flag_problem(message: str) -> str:
+    """What argparse says of a flag, in the words of this program."""
+    if (
+        lacks := re.match(r"argument (--[\w-]+)\S*: expected (?:one|at least one)", message)
+    ) is not None:
+        return f"{lacks[1]} needs a value: {FLAG_VALUES.get(lacks[1], 'VALUE')}"
+    wrong = re.match(
+        r"argument (--[\w-]+)\S*: invalid choice: '(.*)' \(choose from (.*)\)", message
+    )
+    if wrong is not None:
+        choices = [choice.strip("' ") for choice in wrong[3].split(",")]
+        guess = did_you_mean(closest(wrong[2], choices))
+        known = f"choices are {', '.join(choices)}"
+        return f"{wrong[1]} {wrong[2]}: there is no such choice{guess}\n{known}"
+    return message
 
 
 def _is_set(found: argparse.Namespace, name: str) -> bool:
@@ -137,15 +174,19 @@ def _unknown_flag(flag: str, own_flags: Sequence[str]) -> str:
     """A flag of another program is most often a key that is written otherwise here."""
     name, _, value = flag.partition("=")
     guess = closest(name, (*own_flags, *FLAGS), cutoff=0.75)
-    if guess is None:
-        key = name.lstrip("-").replace("-", "_")
-        known = similar_keys(key, list(leaf_keys(ConfigSpace().compose_job())))
-        return (
-            f"{name} is no flag; options are written KEY=VALUE, "
-            f"for example {known[0] if known else key}={value or 'VALUE'} "
-            "(python -m inferkit --cfg job lists all keys)"
-        )
-    return f"{name} is no flag{did_you_mean(guess)}"
+    if guess is not None:
+        return f"{name} is no flag{did_you_mean(guess)}"
+    key, space = name.lstrip("-").replace("-", "_"), ConfigSpace()
+    known = [*space.groups, *leaf_keys(space.compose_job())]
+    meant = renamed(key, value)
+    if meant is None and (near := similar_keys(key, known)):
+        sign = "+" if near[0] in space.groups and near[0] not in space.defaults else ""
+        meant = f"{sign}{near[0]}={value or 'VALUE'}"
+    return (
+        f"{name} is no flag; options are written KEY=VALUE, for example "
+        f"{meant or 'scheduler.batch_size=8'}\n"
+        "(python -m inferkit --cfg job lists all keys)"
+    )
 
 
 def program_name() -> str:

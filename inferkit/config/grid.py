@@ -61,7 +61,7 @@ def own_sweep_fault(space: ConfigSpace, text: str) -> Fault | None:
     is_own = override.is_hydra_override() or key.partition(".")[0] == SWEEP
     if not (is_own and override.is_sweep_override()):
         return None
-    own = "Hydra's own settings are" if override.is_hydra_override() else "it is"
+    own = "Hydra's own settings are" if override.is_hydra_override() else "is"
     problem = f"{own} the same in every cell; give one value"
     fix = None
     if override.is_discrete_sweep():

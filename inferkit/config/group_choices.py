@@ -102,12 +102,17 @@ def _unknown_option(space: ConfigSpace, text: str, name: str, overrides: Sequenc
     if plugin:
         return Fault(key=group, given=text, problem=plugin, fix=dropped)
     sign = "" if has_default else "+"
-    guess = closest(name, options, SIMILAR_OPTION)
+    guess = closest(name, options, SIMILAR_OPTION) or _swapped(name, options)
     meant = did_you_mean(guess and f"{sign}{group}={guess}")
     fix = Fix(add=(f"{sign}{group}={guess}",)) if guess else dropped
     return Fault(
         key=group, given=text, problem=f"there is no such option{meant}\n{listed}", fix=fix
     )
+
+
+def _swapped(name: str, options: Sequence[str]) -> str | None:
+    """An option of the same letters in another order: `pt4` -> `tp4`."""
+    return next((option for option in options if sorted(option) == sorted(name)), None)
 
 
 def _unwritten_option(text: str, sizes: Mapping[str, int], overrides: Sequence[str]) -> Fault:

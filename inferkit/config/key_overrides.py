@@ -33,6 +33,7 @@ from inferkit.config.keys import (
 from inferkit.config.meant import NO_PIPELINE, as_bytes, derived_formula, is_pipeline, renamed
 from inferkit.config.schema import DecodeSchedulerConfig, SchedulerConfig
 from inferkit.config.space import ConfigSpace
+from inferkit.config.stray_words import meant_options
 
 SIMILAR_CHOICE = 0.5
 """Choices are few, so that less likeness than elsewhere tells which one is meant (fp16)."""
@@ -56,6 +57,10 @@ def key_fault(
     override = space.parse(text)
     key, value = override.key_or_group, override.value()
     info = _find(cfg, override)
+    choice = _meant_choice(space, key, info, value)
+    if choice is not None:
+        problem = f"chooses an option of {choice.partition('=')[0].lstrip('+')}; write {choice}"
+        return Fault(key=key, given=text, problem=problem, fix=Fix(add=(choice,), drop=(key,)))
     if not info.is_known:
         return _unknown_key(space, cfg, override, overrides)
     if is_node(info.hint) and isinstance(value, dict):
@@ -84,6 +89,18 @@ def key_fault(
         else:
             return _type_fault(key, value, info.hint, text)
         return Fault(key=key, given=text, problem=problem, fix=fix)
+
+
+def _meant_choice(space: ConfigSpace, key: str, info: KeyInfo, value: Any) -> str | None:
+    """The option that a node, or its class, was set to: `disagg=prefill` -> `+role=prefill`."""
+    if not isinstance(value, str) or not value:
+        return None
+    node, _, name = key.rpartition(".")
+    group = node.replace(".", "/")
+    if name == "_target_" and space.is_group(group) and value in space.options(group):
+        return f"{group}={value}"
+    options = meant_options(space, value) if is_node(info.hint) else ()
+    return options[0] if len(options) == 1 else None
 
 
 def _without(text: str) -> Fix:
@@ -172,7 +189,9 @@ def _no_such_key(cfg: DictConfig, override: Override, key: str, near: Sequence[s
     if near:
         return problem + did_you_mean(" or ".join(near))
     info = _find(cfg, override, key)
-    where = info.parent or ("hydra" if override.is_hydra_override() else "the configuration")
+    where = info.parent or "the configuration"
+    if override.is_hydra_override():
+        where = f"hydra.{info.parent}" if info.parent else "hydra"
     return f"{problem}\nkeys of {where}: {', '.join(info.siblings)}"
 
 
@@ -184,8 +203,12 @@ def _known_elsewhere(cfg: DictConfig, override: Override, overrides: Sequence[st
     if override.is_hydra_override():
         return None
     if formula is not None:
-        problem = f"there is no such key: it is derived, {formula}"
-        return Fault(key=key, given=text, problem=problem, fix=_without(text))
+        problem = f"there is no such key: it is derived, {formula}; set those"
+        fix = _without(text)
+        if key.endswith("attn_dp_size") and value.isdigit():
+            problem += did_you_mean(f"parallel=dp{value}")
+            fix = Fix(add=(f"parallel=dp{value}",), drop=(key,))
+        return Fault(key=key, given=text, problem=problem, fix=fix)
     if key in DECODE_KEYS:
         return _decode_key(cfg, text, overrides)
     if is_pipeline(key):

@@ -18,6 +18,7 @@ from inferkit.core.model_cache import embedded_dir
 EMBEDDED = re.compile(r"pypi:[A-Za-z0-9._-]+==[A-Za-z0-9.]+")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 CONFIG_FILE = "config.json"
+EXAMPLE = Fix(add=("model.path=/path/to/model",), is_example=True)
 SMALL_ARCH = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -27,6 +28,7 @@ SMALL_ARCH = {
     "vocab_size": 259,
 }
 """A shape for an example, as a config.json has it."""
+DIFFERS = re.compile(r"model\.arch\.(\w+)=(.*): (.*) has (.*); the file decides, drop the key")
 MISSPELT = re.compile(r"model\.arch\.(\w+) is not a known key; did you mean (\w+)\?")
 ARCH_ATTRIBUTES = ("max_context_len", "num_parameters", "kv_bytes_per_token")
 """What `parse_arch` of a model's `arch` module must return, beside what the model itself reads."""
@@ -187,8 +189,7 @@ def _parse(module: Any, hf_config: Mapping[str, Any], **options: Any) -> Any:
 
 def _refused(problem: str, cfg: InferenceConfig) -> ModelFiles:
     path = cfg.model.path
-    fix = Fix(add=("model.path=/path/to/model",), is_example=True)
-    fault = Fault(key="model.path", given=f"model.path={path}", problem=problem, fix=fix)
+    fault = Fault(key="model.path", given=f"model.path={path}", problem=problem, fix=EXAMPLE)
     return ModelFiles(faults=[fault])
 
 
@@ -220,6 +221,16 @@ def _random_weights(cfg: InferenceConfig) -> ModelFiles:
             ]
         )
     return _parsed(cfg, cfg.model.arch, origin=None)
+
+
+def _shortened(problem: str) -> str:
+    """Where every line says that a key differs from the file's: one sentence of them all."""
+    found = [DIFFERS.fullmatch(line) for line in problem.splitlines()]
+    lines = [line for line in found if line is not None]
+    if len(lines) < 2 or len(lines) < len(found):
+        return problem
+    keys = ", ".join(f"{line[1]} is {line[2]} here and {line[4]} there" for line in lines)
+    return f"differs from {lines[0][3]}, which decides: {keys}"
 
 
 def _example_arch(cfg: InferenceConfig, problem: str = "") -> Fix | None:
@@ -275,7 +286,7 @@ def _folder(cfg: InferenceConfig, folder: Path, model_targets: Mapping[str, str]
                     key="model.path",
                     given=f"model.path={cfg.model.path}",
                     problem=uncovered.problem,
-                    fix=Fix(add=(f"model={uncovered.option}",)) if uncovered.option else None,
+                    fix=Fix(add=(f"model={uncovered.option}",)) if uncovered.option else EXAMPLE,
                     related=("model._target_",),
                 )
             ]
@@ -327,10 +338,11 @@ def _parsed(
     except ConfigError as error:
         given = f"model.path={model.path}" if key == "model.path" else "model.arch"
         related = ("model._target_", "model.path")
-        fix: Fix | None = Fix(add=("model.path=/path/to/model",), is_example=True)
+        fix: Fix | None = EXAMPLE
         if key == "model.arch" and origin is not None:
             fix = _other_option(cfg, model_targets or {})
         elif key == "model.arch":
             fix = _example_arch(cfg, str(error))
-        fault = Fault(key=key, given=given, problem=str(error), fix=fix, related=related)
+        problem = _shortened(str(error))
+        fault = Fault(key=key, given=given, problem=problem, fix=fix, related=related)
         return ModelFiles(faults=[fault])

@@ -12,6 +12,7 @@ from inferkit.config.faults import Fault, Fix, key_of, shell_quote
 from inferkit.config.group_choices import group_fault, repeated_choices
 from inferkit.config.key_overrides import key_fault
 from inferkit.config.keys import find_key, is_text, list_item_type
+from inferkit.config.option_files import file_problem
 from inferkit.config.plugins import IS_MISSING, missing_in_file
 from inferkit.config.secrets import hydra_secret_faults
 from inferkit.config.space import ConfigSpace
@@ -114,17 +115,7 @@ def _composable(space: ConfigSpace, groups: list[str]) -> tuple[list[str], dict[
                 good.append(text)
             except HydraException as error:
                 key = space.parse(text).key_or_group
+                problem = missing_in_file(str(error)) or file_problem(space, text, error)
                 fix = Fix(drop=(key_of(text),))
-                faults[text] = Fault(key=key, given=text, problem=reason(error), fix=fix)
+                faults[text] = Fault(key=key, given=text, problem=problem, fix=fix)
         return good, faults
-
-
-def reason(error: HydraException) -> str:
-    """What Hydra says, and the cause beneath it, without its advice to add keys with '+'."""
-    plugin = missing_in_file(str(error))
-    if plugin:
-        return plugin
-    parts = [str(error)] + ([str(error.__cause__)] if error.__cause__ else [])
-    lines = [line.strip() for part in parts for line in part.splitlines()]
-    internal = ("full_key:", "object_type=", "reference_type=", "To append to your config")
-    return " ".join(line for line in lines if line and not line.startswith(internal))

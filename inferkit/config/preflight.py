@@ -224,18 +224,27 @@ def _is_multirun(command: Command, space: ConfigSpace) -> bool:
 
 
 def _hydra(command: Command, space: ConfigSpace) -> DictConfig:
-    """Hydra's own part, without the axes of a sweep."""
-    return _common(command, space).hydra
+    """Hydra's own part, without the axes of a sweep: only choices and its own keys decide it."""
+    fixed = [
+        text
+        for text in _fixed(command, space)
+        if space.parse(text).is_hydra_override() or space.is_group(space.parse(text).key_or_group)
+    ]
+    return compose_checked(space, fixed).hydra
 
 
 def _common(command: Command, space: ConfigSpace) -> Composition:
     """The configuration without the axes of a sweep."""
-    fixed = [
+    return compose_checked(space, _fixed(command, space))
+
+
+def _fixed(command: Command, space: ConfigSpace) -> list[str]:
+    """Overrides of one value."""
+    return [
         text
         for text in command.overrides
         if syntax_fault(space, text) is None and not space.parse(text).is_sweep_override()
     ]
-    return compose_checked(space, fixed)
 
 
 def _folder_faults(command: Command, space: ConfigSpace, key: str) -> list[Fault]:

@@ -208,13 +208,23 @@ def _broken_files_named() -> Iterator[None]:
         yield
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f"{mark.name} line {mark.line + 1} column {mark.column + 1}: " if mark else ""
+        place = (
+            f"{shown_path(Path(mark.name))} line {mark.line + 1} column {mark.column + 1}: "
+            if mark
+            else ""
+        )
         problem = error.problem or error.context
         raise ConfigCompositionException(f"{place}broken YAML: {problem}") from None
     except yaml.YAMLError as error:
         raise ConfigCompositionException(f"broken YAML: {error}") from None
     except UnicodeDecodeError as error:
         raise ConfigCompositionException(f"a file is not written in UTF-8: {error}") from None
+
+
+def shown_path(path: Path) -> str:
+    """Short where the file lies below the folder that the command was started in."""
+    absolute, here = path.absolute(), Path.cwd()
+    return str(absolute.relative_to(here) if absolute.is_relative_to(here) else path)
 
 
 def _natural_key(option: str) -> list[int | str]:

@@ -4,14 +4,17 @@ Knows the grammar and the types of keys; composes nothing.
 """
 
 import re
+from dataclasses import replace
 
 from hydra.errors import HydraException
 
 from inferkit.config.faults import Fault, Fix, key_of, shell_quote
 from inferkit.config.keys import describe_type, find_key, is_text, list_item_type
 from inferkit.config.space import ConfigSpace
+from inferkit.config.stray_words import meant_options
 
 BRACKETS = {"(": ")", "[": "]", "{": "}"}
+KEY = re.compile(r"[+]{0,2}[A-Za-z_][\w./]*")
 NEXT_OVERRIDE = re.compile(r"[\s,]+(?=[+~]{0,2}[A-Za-z_][\w./]*=)")
 """Between two overrides that were written in one word."""
 WORDS = "_overrides"
@@ -28,7 +31,12 @@ def syntax_fault(space: ConfigSpace, text: str) -> Fault | None:
     if not key.strip("+~ "):
         return Fault(key=text, problem="no key before the '='; write KEY=VALUE", fix=dropped)
     if not equals and not text.startswith("~"):
-        return Fault(key=key, problem=f"has no value; write {key}=VALUE", fix=dropped)
+        options = meant_options(space, text)
+        meant = " ".join(map(shell_quote, options)) or (
+            f"{key}=VALUE" if KEY.fullmatch(key) else "KEY=VALUE"
+        )
+        problem = f"has no value; write {meant}"
+        return Fault(key=key, given=text, problem=problem, fix=replace(dropped, add=options))
     reason = _refusal(space, text)
     if not reason:
         return None

@@ -362,7 +362,7 @@ def test_a_sweep_of_which_no_cell_can_run_is_refused(space: ConfigSpace) -> None
 def test_what_concerns_the_whole_sweep_has_one_value(space: ConfigSpace) -> None:
     verdict = run(space, "-m", *TINY, "sweep.on_failure=stop,continue", "data.limit=1,2")
 
-    assert "it is the same in every cell; give one value" in on_one_line(verdict)
+    assert "is the same in every cell; give one value" in on_one_line(verdict)
     assert suggestion(verdict) == ["-m", *TINY, "sweep.on_failure=stop", "data.limit=1,2"]
 
 

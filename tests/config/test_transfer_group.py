@@ -50,7 +50,7 @@ def test_a_side_s_own_choice_must_be_the_other_s_too(space: ConfigSpace) -> None
     [
         (
             ["+role=decode", "disagg.transfer=tcp"],
-            "an option for all of them: disagg/transfer=tcp",
+            "chooses an option of disagg/transfer; write disagg/transfer=tcp",
             "+role=decode disagg/transfer=tcp",
         ),
         (
