@@ -219,7 +219,8 @@ def test_every_declared_version_is_pinned_in_the_constraints() -> None:
     pinned = {normalized(line) for line in lines if "==" in line}
     extras = PYPROJECT["project"]["optional-dependencies"]
     wanted = {normalized(requirement) for requirement in PYPROJECT["project"]["dependencies"]}
-    wanted |= {normalized(requirement) for name in ("plots", "dev") for requirement in extras[name]}
+    names = ("plots", "optuna", "slurm", "dev")
+    wanted |= {normalized(requirement) for name in names for requirement in extras[name]}
     assert wanted - pinned == set()
 
 
