@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 # Imported package -> the declared package that cannot do without it.
 BROUGHT_BY_OTHERS = {
+    "markupsafe": "jinja2",
     "anyio": "httpx",
     "yaml": "omegaconf",
     "tokenizers": "transformers",
