@@ -205,7 +205,7 @@ def test_what_cannot_be_explained_is_refused(told: Callable[..., str], run_dir: 
         told(str(run_dir.parent), "data.limit")
     with pytest.raises(UsageError, match="there is no such folder or file"):
         told("outputs/gone", "data.limit")
-    with pytest.raises(UsageError, match="argument --format: invalid choice: 'yaml'"):
+    with pytest.raises(UsageError, match="--format yaml: there is no such choice"):
         told("--format", "yaml")
 
 
