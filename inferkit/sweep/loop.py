@@ -24,7 +24,7 @@ from inferkit.sweep.cells import INVALID, OK, JobResult
 from inferkit.sweep.display import SweepDisplay, sweep_display
 from inferkit.sweep.leftovers import adopted_orphans
 from inferkit.sweep.plan import SWEEP_DIR, PlannedCell, plan_cells, sweep_dir_of
-from inferkit.sweep.record import SweepRecord, now_text
+from inferkit.sweep.record import SWEEP_FILE, SweepRecord, now_text
 from inferkit.sweep.reuse import (
     EARLIER,
     earlier_folders,
@@ -109,13 +109,10 @@ class Sweep:
 
     def _prepare(self) -> None:
         """Find what is finished, and record what is asked for."""
-        folders = earlier_folders(self.sweep_dir, self.cells)
-        if folders:
-            self._check_one_node(folders)
-            keys = run_keys(self.cells)
-            num_ok = sum(has_ended_ok(folder) for folder in folders)
-            self.finished = reuse_results(self.cells, keys, folders, self.sweep_dir)
-            self.num_outdated = num_ok - len(self.finished)
+        if len(self._any_config.parallel.node_ips) > 1:
+            self._check_new()
+        else:
+            self._reuse()
         OmegaConf.save(self.cfg, self.sweep_dir / MULTIRUN_FILE)
         self._record = new_record(
             self.arguments, self.sweep_dir, cells=self.cells, config=self._any_config
@@ -125,12 +122,22 @@ class Sweep:
             if cell.config is None:
                 invalid_result(cell).write(cell.folder)
 
-    def _check_one_node(self, folders: Iterable[Path]) -> None:
-        if len(self._any_config.parallel.node_ips) > 1:
+    def _reuse(self) -> None:
+        """Take over what an earlier start has finished."""
+        folders = earlier_folders(self.sweep_dir, self.cells)
+        if folders:
+            num_ok = sum(has_ended_ok(folder) for folder in folders)
+            keys = run_keys(self.cells)
+            self.finished = reuse_results(self.cells, keys, folders, self.sweep_dir)
+            self.num_outdated = num_ok - len(self.finished)
+
+    def _check_new(self) -> None:
+        """Other nodes may have begun already to use the folder, so its cells tell nothing."""
+        if (self.sweep_dir / SWEEP_FILE).exists():
             raise ConfigError(
-                f"{next(iter(folders))} is of an earlier start, and a sweep over several nodes "
-                "cannot be resumed: every node would have to find the same cells finished; choose "
-                f"another folder ({SWEEP_DIR}=...)"
+                f"{self.sweep_dir} is of an earlier start, and a sweep over several nodes cannot "
+                "be resumed: every node would have to find the same cells finished; choose another "
+                f"folder ({SWEEP_DIR}=...)"
             )
 
     def _announce(self, display: SweepDisplay, num_due: int) -> None:
@@ -143,8 +150,8 @@ class Sweep:
         if self.num_outdated:
             are = "result is" if self.num_outdated == 1 else "results are"
             display.tell(
-                f"inferkit: {self.num_outdated} earlier {are} of no use, for the configuration, "
-                f"the code, or the files of model or data set have changed; see "
+                f"inferkit: {self.num_outdated} earlier {are} of no cell as it is now: the grid, the "
+                "configuration, the code, or files of the model or data set have changed; see "
                 f"{self.sweep_dir / EARLIER}"
             )
 

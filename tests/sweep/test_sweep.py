@@ -114,7 +114,7 @@ def test_the_same_command_resumes_in_its_folder_and_a_grid_may_grow(folder: Path
 
     assert code == 0, err
     assert ran(folder) == [4, 5, 6]
-    assert "2 earlier results are of no use" in err
+    assert "2 earlier results are of no cell as it is now" in err
     assert sorted(path.name for path in (folder / "sweep/earlier").iterdir()) == ["0-1", "1-1"]
 
 
