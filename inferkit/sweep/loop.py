@@ -150,8 +150,8 @@ class Sweep:
         if self.num_outdated:
             are = "result is" if self.num_outdated == 1 else "results are"
             display.tell(
-                f"inferkit: {self.num_outdated} earlier {are} of no cell as it is now: the grid, the "
-                "configuration, the code, or files of the model or data set have changed; see "
+                f"inferkit: {self.num_outdated} earlier {are} of no cell as it is now: the grid, "
+                "the configuration, the code, or files of the model or data set have changed; see "
                 f"{self.sweep_dir / EARLIER}"
             )
 
