@@ -112,7 +112,7 @@ def _check_keywords(
         else:
             continue
         name = f"{key}.params.{name}"
-        fix = replace(fix, drop=(name,))
+        fix = replace(fix, drop=(name, f"{key}.params"))
         yield Fault(key=name, given=f"{name}={show(value)}", problem=problem, fix=fix)
 
 
@@ -134,6 +134,6 @@ def _check_model(cfg: InferenceConfig, index: SourceIndex) -> Iterator[Fault]:
                 f"(declared in its {CUSTOM_PARAMS})",
                 fix=Fix(
                     add=(f"+model.custom_params.{guess}={show(value)}",) if guess else (),
-                    drop=(f"model.custom_params.{name}",),
+                    drop=(f"model.custom_params.{name}", "model.custom_params"),
                 ),
             )

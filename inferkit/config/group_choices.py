@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from hydra.core.override_parser.types import Override
 
-from inferkit.config.faults import Fault, Fix, closest, did_you_mean, key_of
+from inferkit.config.faults import Fault, Fix, closest, did_you_mean, key_of, show
 from inferkit.config.meant import NO_PIPELINE
 from inferkit.config.parallel_rules import sizes_named
 from inferkit.config.plugins import missing_plugin
@@ -55,6 +55,10 @@ def group_fault(space: ConfigSpace, override: Override, overrides: Sequence[str]
         problem = f"a group goes to its own place; write {sign}{plain}"
     elif override.is_delete():
         problem, fix = _deletion_problem(space, override), dropped
+    elif isinstance(value, dict):
+        keys = tuple(f"{group.replace('/', '.')}.{name}={show(v)}" for name, v in value.items())
+        problem = f"a group takes an option; its keys are set one by one: {' '.join(keys)}"
+        fix = Fix(add=keys, drop=dropped.drop)
     elif has_default and isinstance(value, list):
         problem = f"a run has one option of {group}; several runs are written -m {plain}"
         fix = Fix(add=(plain,), flag="-m")

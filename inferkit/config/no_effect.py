@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from omegaconf import MISSING
 
-from inferkit.config.faults import Fault, Findings
+from inferkit.config.faults import Fault, Findings, Fix
 from inferkit.config.network_rules import SHARED_MEMORY
 from inferkit.config.resolve import CPU_PLATFORM
 from inferkit.config.schema import InferenceConfig
@@ -217,7 +217,10 @@ def no_effect(cfg: InferenceConfig, resolved: InferenceConfig, findings: Finding
         if role in readers(key):
             _unread(Use(cfg=cfg, resolved=resolved), key, value, findings)
         elif _of(key, dict.fromkeys(MISTAKES, True)) and not _is_of_other_half(key, role):
-            findings.refuse(key, value, problem, drop=True)
+            chosen = _only_reader(key) if role == OFFLINE else None
+            fix = Fix(add=(f"+role={chosen}",)) if chosen else Fix(drop=(key,))
+            problem += f"; choose +role={chosen}" if chosen else ""
+            findings.refuse(key, value, problem, fix=fix)
         elif role == ROUTER and not key.startswith("data."):
             unread_by_router.append(key)
         else:
@@ -260,6 +263,12 @@ def _unread(use: Use, key: str, value: Any, findings: Findings) -> None:
                 findings.refuse(key, value, problem, drop=True)
             else:
                 findings.warn(key, value, problem)
+
+
+def _only_reader(key: str) -> str | None:
+    """The role that a key is for, where it is one alone."""
+    roles = readers(key)
+    return next(iter(roles)) if len(roles) == 1 else None
 
 
 def _is_of_other_half(key: str, role: str) -> bool:

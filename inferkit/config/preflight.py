@@ -19,6 +19,7 @@ from inferkit.config.faults import (
     render_cells,
     shared_faults,
     show,
+    varying_overrides,
 )
 from inferkit.config.grid import expand, narrowed, with_load
 from inferkit.config.no_effect import NO_EFFECT, changed_keys
@@ -45,7 +46,7 @@ MAX_RANKS_PER_NODE = 80
 time, of which each rank takes three."""
 LAUNCHED = ("RANK", "SLURM_PROCID")
 """Variables of a process that is a rank itself: another program has started the ranks."""
-MAX_CORRECTIONS = 3
+MAX_CORRECTIONS = 5
 """A corrected command may show faults that others hid; so many times it is corrected again."""
 
 
@@ -118,9 +119,19 @@ def preflight(command: Command, space: ConfigSpace) -> Verdict:
     return Verdict(message=message, checked=(checked,))
 
 
+def _merged(warnings: Iterable[Fault]) -> tuple[Fault, ...]:
+    """Each warning once; one that cells have for several values is told by its key."""
+    by_text: dict[tuple[str, str], Fault] = {}
+    for warning in warnings:
+        known = by_text.setdefault((warning.key, warning.problem), warning)
+        if known.given != warning.given:
+            by_text[warning.key, warning.problem] = replace(warning, given="")
+    return tuple(by_text.values())
+
+
 def _of_sweeps(checked: Checked) -> list[Fault]:
     """What is set of the `sweep` node, which one run does not read."""
-    problem = f"{NO_EFFECT} in a single run; -m makes a sweep of values such as data.seed=1,2"
+    problem = f"{NO_EFFECT} in a single run; -m makes a sweep, as of scheduler.batch_size=1,2"
     changed = changed_keys(checked.config) if checked.config is not None else ()
     return [
         Fault(key=key, given=f"{key}={show(value)}", problem=problem)
@@ -152,7 +163,7 @@ def _preflight_sweep(command: Command, checker: Checker) -> Verdict:
             message=_role_in_sweep(command, served[0], roles[served[0].number]), is_multirun=True
         )
     bad = sweep.by_cell
-    warnings = tuple(dict.fromkeys(w for found in sweep.checked.values() for w in found.warnings))
+    warnings = _merged(w for found in sweep.checked.values() for w in found.warnings)
     if not bad or (sweep.skips_invalid and len(bad) < len(sweep.cells)):
         return Verdict(
             warnings=warnings,
@@ -317,6 +328,11 @@ def _corrected_sweep(command: Command, sweep: _Sweep, checker: Checker) -> Comma
         sweep = _check_sweep(command, checker)
     bad = sweep.by_cell
     good = [cell for cell in sweep.cells if cell.number not in bad]
+    cure = {fault.fix for faults in bad.values() for fault in faults}
+    if len(cure) == 1 and (fix := cure.pop()) is not None and not _is_of_cells(fix, sweep):
+        corrected = command.fixed([fix])
+        if not _all_faults(corrected, checker):
+            return corrected
     fixes = narrowed(checker.space, command.overrides, good, is_search=sweep.is_search)
     if not good or fixes is None:
         return _corrected_cell(command, sweep, checker)
@@ -324,6 +340,12 @@ def _corrected_sweep(command: Command, sweep: _Sweep, checker: Checker) -> Comma
     if bad and corrected == command:  # every value runs in some cell
         return command.fixed([Fix(add=("sweep.skip_invalid=true",))])
     return None if _all_faults(corrected, checker) else corrected
+
+
+def _is_of_cells(fix: Fix, sweep: _Sweep) -> bool:
+    """Whether a fix changes what differs from cell to cell."""
+    varying = {key_of(o) for texts in varying_overrides(sweep.cells).values() for o in texts}
+    return bool(varying & {*map(key_of, fix.add), *fix.drop})
 
 
 def _without_shared(command: Command, sweep: _Sweep) -> Command:

@@ -28,7 +28,7 @@ def syntax_fault(space: ConfigSpace, text: str) -> Fault | None:
     if not text.strip("+~ "):
         problem = "is an empty word; leave it out (a variable of the shell may be unset)"
         return Fault(key=text, given=f"'{text}'", problem=problem, fix=dropped)
-    if not key.strip("+~ "):
+    if not key.strip("+~ ").partition("@")[0]:
         return Fault(key=text, problem="no key before the '='; write KEY=VALUE", fix=dropped)
     if not equals and not text.startswith("~"):
         options = meant_options(space, text)

@@ -94,7 +94,6 @@ def test_what_a_role_sets_itself_is_read(space: ConfigSpace, role: str | None) -
     [
         (in_role("serve", disagg__lease_s=1.0), "disagg.lease_s=1.0: has no effect in +role=serve"),
         (in_role("serve", router__port=9), "router.port=9: has no effect in +role=serve"),
-        (changed(cluster__prefill=2), "cluster.prefill=2: has no effect without a role"),
         (changed(disagg__stash_s=1.0), "disagg.stash_s=1.0: has no effect without a role"),
         (
             in_role("serve", kv_cache__host_bytes=9),
@@ -230,11 +229,25 @@ def test_a_cluster_hands_a_key_to_the_half_that_reads_it(
     assert [warning.key for warning in checked.warnings] == found
 
 
+def test_a_key_of_one_role_asks_for_the_role() -> None:
+    (fault,) = check_rules(changed(cluster__prefill=2)).faults
+    assert str(fault) == "cluster.prefill=2: has no effect without a role; choose +role=cluster"
+    assert fault.fix is not None and fault.fix.add == ("+role=cluster",)
+
+
+def test_cells_of_a_sweep_are_warned_of_a_key_once(space: ConfigSpace) -> None:
+    words = (*TINY, "kv_cache.num_blocks=99", "kv_cache.mem_fraction=0.5,0.6,0.7")
+    (warning,) = preflight(Command(flags=("-m",), overrides=words), space).warnings
+    assert str(warning) == (
+        "kv_cache.mem_fraction: has no effect with kv_cache.num_blocks, which sizes the pool"
+    )
+
+
 def test_a_single_run_reads_nothing_of_sweeps(space: ConfigSpace) -> None:
     words: tuple[Any, ...] = (*TINY, "sweep.on_failure=stop")
     (warning,) = preflight(Command(overrides=words), space).warnings
     assert str(warning) == (
-        "sweep.on_failure=stop: has no effect in a single run; -m makes a sweep of values such as "
-        "data.seed=1,2"
+        "sweep.on_failure=stop: has no effect in a single run; -m makes a sweep, as of "
+        "scheduler.batch_size=1,2"
     )
     assert preflight(Command(flags=("-m",), overrides=words), space).warnings == ()

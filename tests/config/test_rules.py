@@ -163,7 +163,7 @@ def test_dataset_and_its_path(tmp_path: Path) -> None:
         ),
         (
             {"cluster__prefill": 2},
-            "cluster.prefill=2: has no effect without a role",
+            "cluster.prefill=2: has no effect without a role; choose +role=cluster",
         ),
         (
             {"kv_cache__host_bytes": 5},

@@ -50,6 +50,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
         "parallel=tp2,tp4",
         "+scheduler.batch_size=3",
         "model.arch.hidden_size=64",
+        "'scheduler={batch_size:8}'",
     ),
     "types": (
         "scheduler.batch_size=abc",
@@ -156,7 +157,8 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
         "+role=prefill disagg.mode=decode",
         "runner=online",
         "+role=serve runner=offline",
-        "runner=load",
+        "+role=prefill runner=load",
+        f"+role=serve runner=load load.rate=0 load.prompt_len=100000 {QWEN3}",
         "+role=serve scheduler.fixed_steps=true",
         "+role=decode parallel=cp2",
         "+role=prefill disagg.http_port=5556 disagg.bootstrap_port=8001",
@@ -182,6 +184,10 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
         f"{CLUSTER} scheduler.num_reserved_decode_tokens=100",
         f"{CLUSTER} parallel=dp4 scheduler.batch_size=6",
     ),
+    "secrets": (
+        "model.path=https://user:secret@host/model",
+        "+runner.params.token=abc",
+    ),
     "sweeps": (
         "-m scheduler.bath_size=1,2",
         "-m scheduler.batch_size=1,2,abc",
@@ -196,6 +202,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
         "-m +role=prefill,decode",
         "-m scheduler.batch_size=1, 2",
         "-m hydra.sweep.dir=/dev/null/x data.seed=1,2",
+        "+sweep=pd_ratio",
         "--config-dir conf +sweep=bad_cells",
         "--config-dir conf +sweep=misspelt",
     ),
@@ -222,7 +229,8 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
         "explain data.limt",
         "diff +role=serve",
         "diff nowhere elsewhere",
-        "replay nowhere",
+        "report nowhere",
+        "resume nowhere",
         "replay conf",
     ),
 }

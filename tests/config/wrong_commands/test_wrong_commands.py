@@ -20,7 +20,7 @@ from tests.config.wrong_commands.commands import COMMANDS
 HERE = Path(__file__).parent
 SNAPSHOT = HERE / "messages.txt"
 PROGRAM = ["python", "-m", "inferkit"]
-PLACEHOLDERS = ("/path/to/", "VALUE", "INFERKIT_SECRET")
+PLACEHOLDERS = ("/path/to/", "VALUE", "INFERKIT_SECRET", "${oc.env:")
 """In a command that works with a value of the user's own."""
 
 
