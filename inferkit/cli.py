@@ -181,6 +181,9 @@ def _run(arguments: Arguments, verdict: Verdict) -> int:
     """
     node_rank = _node_rank(verdict.checked[0])
     _check_ports(arguments, verdict.checked[0])
+    for warning in verdict.warnings:
+        if warning not in verdict.checked[0].warnings:  # those are logged where the run begins
+            _tell(f"warning: {warning}")
     extra = []
     if not _has_run_dir(arguments):
         try:

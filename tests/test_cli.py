@@ -338,6 +338,18 @@ def test_a_place_that_cannot_be_written_is_told(
     assert "set hydra.run.dir=/a/writable/folder" in capfd.readouterr().err
 
 
+def test_what_a_single_run_does_not_read_is_told(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run([*OWN, "sweep.on_failure=stop", "hydra.sweep.dir=x"]) == 0
+
+    warnings = [line for line in capfd.readouterr().err.splitlines() if "warning" in line]
+    assert [line.partition(": has no effect in a single run")[0] for line in warnings] == [
+        "warning: sweep.on_failure=stop",
+        "warning: hydra.sweep.dir=x",
+    ]
+
+
 # -- sweeps ------------------------------------------------------------------------------------
 
 

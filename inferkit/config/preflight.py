@@ -39,6 +39,8 @@ HYDRA = ("hydra.", "hydra/")
 """How keys of Hydra's own settings begin: those of a sweep are checked once, not in every cell."""
 CHECK = "check"
 """The verb that runs nothing."""
+AS_CELL = "hydra.mode=RUN"
+"""What the command of a sweep's cell holds, so that `+sweep=NAME` begins no sweep."""
 SERVING = "inferkit.online."
 """Runners that end only when they are told to."""
 MAX_RANKS_PER_NODE = 80
@@ -112,8 +114,8 @@ def preflight(command: Command, space: ConfigSpace) -> Verdict:
     checked = _check(command.overrides, checker)
     faults = [*checked.faults, *_folder_faults(command, space, "hydra.run.dir")]
     if not faults:
-        warnings = (*checked.warnings, *_of_sweeps(checked))
-        return Verdict(warnings=warnings, checked=(checked,))
+        unused = [*_of_sweeps(command, checked), *_unused_folders(command, "hydra.sweep")]
+        return Verdict(warnings=(*checked.warnings, *unused), checked=(checked,))
     works, is_example = _corrected(command, faults, checker)
     message = render(faults, works=works, is_example=is_example)
     return Verdict(message=message, checked=(checked,))
@@ -129,14 +131,29 @@ def _merged(warnings: Iterable[Fault]) -> tuple[Fault, ...]:
     return tuple(by_text.values())
 
 
-def _of_sweeps(checked: Checked) -> list[Fault]:
+def _of_sweeps(command: Command, checked: Checked) -> list[Fault]:
     """What is set of the `sweep` node, which one run does not read."""
+    if AS_CELL in command.overrides:
+        return []  # a file of conf/sweep sets it, and the sweep has read it
     problem = f"{NO_EFFECT} in a single run; -m makes a sweep, as of scheduler.batch_size=1,2"
     changed = changed_keys(checked.config) if checked.config is not None else ()
     return [
         Fault(key=key, given=f"{key}={show(value)}", problem=problem)
         for key, value in changed
         if key.startswith("sweep.")
+    ]
+
+
+def _unused_folders(command: Command, node: str) -> list[Fault]:
+    """Settings of the folder that the command does not write into."""
+    is_sweep = node == "hydra.run"
+    problem = f"{NO_EFFECT} in a sweep, whose folder is hydra.sweep.dir"
+    if not is_sweep:
+        problem = f"{NO_EFFECT} in a single run, whose folder is hydra.run.dir; -m makes a sweep"
+    return [
+        Fault(key=key_of(text), given=text, problem=problem)
+        for text in command.overrides
+        if key_of(text).startswith(f"{node}.")
     ]
 
 
@@ -164,6 +181,7 @@ def _preflight_sweep(command: Command, checker: Checker) -> Verdict:
         )
     bad = sweep.by_cell
     warnings = _merged(w for found in sweep.checked.values() for w in found.warnings)
+    warnings += tuple(_unused_folders(command, "hydra.run"))
     if not bad or (sweep.skips_invalid and len(bad) < len(sweep.cells)):
         return Verdict(
             warnings=warnings,

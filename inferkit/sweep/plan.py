@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from inferkit.config.arguments import Arguments
 from inferkit.config.faults import Cell, Fault, key_of
-from inferkit.config.preflight import MULTIRUN, Verdict
+from inferkit.config.preflight import AS_CELL, MULTIRUN, Verdict
 from inferkit.config.schema import InferenceConfig
 from inferkit.config.space import ConfigSpace
 from inferkit.core.errors import ConfigError
@@ -104,7 +104,7 @@ def cell_words(arguments: Arguments, overrides: Sequence[str], folder: Path) -> 
         *(flag for flag in arguments.flags if flag not in left_out),
         *(text for text in overrides if not key_of(text).startswith("sweep.")),
         *hydra,
-        f"hydra.mode={RunMode.RUN.name}",  # +sweep=NAME would begin a sweep anew
+        AS_CELL,
         f"hydra.run.dir={quoted(str(folder.absolute()))}",
     )
 

@@ -375,3 +375,16 @@ def test_roles_that_come_to_an_end_get_a_load(space: ConfigSpace) -> None:
 
     assert [with_load(space, cell).overrides[-1] for cell in roles] == ["runner=load"] * 2
     assert [with_load(space, cell) for cell in others] == others
+
+
+def test_the_folder_of_the_other_kind_of_run_is_told(space: ConfigSpace) -> None:
+    single = run(space, *TINY, "hydra.sweep.dir=x")
+    sweep = run(space, "-m", *TINY, "hydra.run.dir=x")
+
+    assert [str(warning) for warning in single.warnings] == [
+        "hydra.sweep.dir=x: has no effect in a single run, whose folder is hydra.run.dir; -m makes "
+        "a sweep"
+    ]
+    assert [str(warning) for warning in sweep.warnings] == [
+        "hydra.run.dir=x: has no effect in a sweep, whose folder is hydra.sweep.dir"
+    ]
