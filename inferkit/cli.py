@@ -31,7 +31,7 @@ from inferkit.config.arguments import (
 from inferkit.config.check import Checked
 from inferkit.config.completion import asked_shell, complete
 from inferkit.config.compose import to_inference_config
-from inferkit.config.faults import closest, did_you_mean, key_of, render
+from inferkit.config.faults import Fault, closest, did_you_mean, key_of, render
 from inferkit.config.help import help_text
 from inferkit.config.preflight import Verdict, check_composition, preflight
 from inferkit.config.recorded import origins_of_job, task_overrides
@@ -192,7 +192,11 @@ def _run(arguments: Arguments, verdict: Verdict) -> int:
             raise ConfigError(
                 f"cannot make a run folder: {error}; set {RUN_DIR}=/a/writable/folder"
             ) from error
-    job = HydraJob(command=str(arguments.command(program_name())), node_rank=node_rank)
+    job = HydraJob(
+        command=str(arguments.command(program_name())),
+        node_rank=node_rank,
+        warnings=verdict.warnings,
+    )
     call_hydra(job.run, arguments, hydra_words(arguments, *extra))
     return EXIT_OK if job.is_ok else EXIT_FAILED
 
@@ -250,7 +254,7 @@ def _run_as_rank(arguments: Arguments, verdict: Verdict, launched: Launched) -> 
     def make_run_dir() -> Path:
         return Path(cfg.hydra.run.dir) if is_given else make_run_folder(RUNS, datetime.now())
 
-    job = HydraJob(command=str(arguments.command(program_name())))
+    job = HydraJob(command=str(arguments.command(program_name())), warnings=verdict.warnings)
     config = verdict.checked[0].config
     assert config is not None, "a good verdict has a configuration"
     try:
@@ -301,6 +305,8 @@ class HydraJob:
 
     command: str
     """What the user typed; recorded."""
+    warnings: tuple[Fault, ...]
+    """Of the pre-flight; logged when the run begins."""
     place: RankPlace | None = None
     """Of this process, where it is a rank itself."""
     node_rank: int = 0
@@ -323,7 +329,7 @@ class HydraJob:
             facts={"choices": dict(hydra_cfg.runtime.choices)},
             origins=origins_of_job(hydra_cfg),
         )
-        result = job.run(lambda: to_inference_config(cfg))
+        result = job.run(lambda: to_inference_config(cfg, warnings=self.warnings))
         self.is_ok = result.status == OK
         return result.metrics
 

@@ -8,7 +8,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from inferkit.config.check import Checked, Checker
-from inferkit.config.faults import render
+from inferkit.config.faults import Fault, render
 from inferkit.config.schema import InferenceConfig
 from inferkit.config.space import ConfigSpace
 from inferkit.core.errors import ConfigError
@@ -44,17 +44,23 @@ def compose(overrides: Sequence[str] = (), *, config_dir: Path | None = None) ->
         raise ConfigError(str(error)) from error
 
 
-def to_inference_config(cfg: DictConfig) -> InferenceConfig:
+def to_inference_config(
+    cfg: DictConfig, *, warnings: Sequence[Fault] | None = None
+) -> InferenceConfig:
     """The typed configuration of a composed one, checked, with automatic values resolved.
+
+    Args:
+        warnings: what the pre-flight has found, which knows the command line too; told in place
+            of what is found here.
 
     Raises:
         ConfigError: names every fault of the configuration.
     """
-    return _accepted(Checker(ConfigSpace()).check_composed(cfg))
+    return _accepted(Checker(ConfigSpace()).check_composed(cfg), warnings)
 
 
-def _accepted(checked: Checked) -> InferenceConfig:
-    for warning in checked.warnings:
+def _accepted(checked: Checked, warnings: Sequence[Fault] | None = None) -> InferenceConfig:
+    for warning in checked.warnings if warnings is None else warnings:
         logger.warning("%s", warning)
     if checked.config is None:
         count = len(checked.faults)
