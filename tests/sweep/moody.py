@@ -72,10 +72,10 @@ def start(*words: str, cwd: Path, **streams: Any) -> subprocess.Popen[str]:
     )
 
 
-def finished(*words: str, cwd: Path) -> tuple[int, str, str]:
+def finished(*words: str, cwd: Path, limit_s: float = LIMIT_S) -> tuple[int, str, str]:
     """Exit code, stdout and stderr."""
     running = start(*words, cwd=cwd)
-    out, err = running.communicate(timeout=LIMIT_S)
+    out, err = running.communicate(timeout=limit_s)
     return running.returncode, out, err
 
 
