@@ -17,12 +17,14 @@ do not count.
 
 The command is that of the sweep, run where it was started; each KEY=VALUE takes the place of one
 with the same key. An axis may have got more values: cells keep their results under new numbers.
-Folders that are not needed any more go to DIR/earlier.
+Folders that are not needed any more go to DIR/earlier. A sweep whose cells span several nodes
+cannot be resumed.
 
   inferkit resume outputs/sweeps/2026-01-31/12-00-00-1
   inferkit resume outputs/sweeps/2026-01-31/12-00-00-1 scheduler.batch_size=1,8,32,64
 
-Exit code: 0 = all cells have ended ok, 1 = some have not, 2 = nothing was started."""
+Exit code: 0 = all cells have ended ok, 1 = some have not, 2 = nothing was started,
+130 = Ctrl-C."""
 
 
 def run(arguments: Arguments) -> int:
