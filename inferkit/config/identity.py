@@ -1,7 +1,7 @@
 """What a run is, as a hash: two runs of one key would compute the same thing.
 
-A sweep that is resumed reuses the cells whose key has stayed. Torch-free; reads files, but whole
-weights never.
+A sweep that is resumed reuses the cells whose key has stayed. Torch-free. Files of a model count by
+their contents (`core.file_identity`): the hash of weights is computed once and kept in the cache.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ from typing import Any
 from inferkit.config.model_files import is_own, read_model_files
 from inferkit.config.provenance import package_versions, plain
 from inferkit.config.schema import InferenceConfig
+from inferkit.core.file_identity import facts_of, file_hash
 from inferkit.core.model_cache import EMBEDDED_PREFIX
 
 PACKAGE_DIR = Path(__file__).resolve().parent.parent
@@ -46,12 +47,6 @@ CLUSTER_WORDS = ("prefill_overrides", "decode_overrides")
 PACKAGES = ("torch", "torch_npu", "transformers", "tokenizers")
 """Packages whose version changes tokens or speed."""
 WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
-HEAD_BYTES = 1 << 20
-"""Of a weight file of another kind than safetensors, this much of its beginning counts."""
-MAX_WHOLE_BYTES = 64 << 20
-"""A larger file of a model is not read as a whole."""
-MAX_HEADER_BYTES = 100 << 20
-"""The longest safetensors header there is; a longer one is no header."""
 
 
 def run_key(config: InferenceConfig) -> str:
@@ -218,7 +213,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _model_files(source: tuple[str | None, bool]) -> dict[str, Any]:
-    """Name -> size and hash of the files of a model; of weights the header counts.
+    """Name -> size and hash of the files of a model.
 
     Args:
         source: `model.path`, `model.with_ckpt`.
@@ -230,17 +225,18 @@ def _model_files(source: tuple[str | None, bool]) -> dict[str, Any]:
         return {"embedded": path}  # its version pins the hash of its weights
     place = Path(path).expanduser()
     if place.is_file():
-        return {place.suffix: file_facts(place)}
+        return {place.suffix: facts_of([place])[0]}
     if not place.is_dir():
         return {"hub": path}
-    return {
-        file.name: file_facts(file)
+    files = [
+        file
         for file in sorted(place.iterdir())
         if file.is_file()
         and not file.name.startswith(".")
         and file.suffix != ".md"
         and (with_weights or file.suffix not in WEIGHT_SUFFIXES)
-    }
+    ]
+    return dict(zip((file.name for file in files), facts_of(files), strict=True))
 
 
 def _dataset_files(path: str | None) -> dict[str, Any]:
@@ -253,22 +249,3 @@ def _dataset_files(path: str | None) -> dict[str, Any]:
         str(number): {"size": file.stat().st_size, "sha256": file_hash(file)}
         for number, file in enumerate(files)
     }
-
-
-def file_facts(file: Path) -> dict[str, Any]:
-    """Of a file of a model, size in bytes and sha256: of weights, and of what is as large as
-    weights are, that of the beginning; of safetensors it is the header."""
-    size = file.stat().st_size
-    if file.suffix not in WEIGHT_SUFFIXES and size <= MAX_WHOLE_BYTES:
-        return {"size": size, "sha256": file_hash(file)}
-    with file.open("rb") as stream:
-        head = stream.read(8 if file.suffix == ".safetensors" else HEAD_BYTES)
-        if file.suffix == ".safetensors":
-            length = int.from_bytes(head, "little")
-            head += stream.read(min(length, size, MAX_HEADER_BYTES))
-    return {"size": size, "header_sha256": hashlib.sha256(head).hexdigest()}
-
-
-def file_hash(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

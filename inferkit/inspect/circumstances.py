@@ -50,7 +50,7 @@ def _code(provenance: Mapping[str, Any]) -> str:
 
 
 def _file(facts: Any) -> str:
-    """Size and digest; of weights the digest is that of their header."""
+    """Size and digest."""
     if not isinstance(facts, Mapping):
         return str(facts)[: 2 * ID_DIGITS]
     digests = (str(value)[:ID_DIGITS] for name, value in facts.items() if "sha256" in name)

@@ -3,7 +3,6 @@
 A checkpoint speaks Hugging Face tensor names; it knows no model.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from inferkit.core.errors import ModelLoadError
+from inferkit.core.file_identity import facts_of
 from inferkit.loader.slices import complete_index, contiguous_runs, part_shape
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -62,7 +62,7 @@ class Checkpoint(Protocol):
         ...
 
     def identity(self) -> list[dict[str, Any]]:
-        """Name, size and header hash of each file, without reading the weights."""
+        """Name, size and hash of each file (`core.file_identity`)."""
         ...
 
 
@@ -120,9 +120,8 @@ class SafetensorsCheckpoint:
         self.files = files
         self.num_bytes_read = 0
         self._entries: dict[str, TensorEntry] = {}
-        self._header_hashes: dict[Path, str] = {}
         for file in files:
-            header, data_start, self._header_hashes[file] = read_safetensors_header(file)
+            header, data_start = read_safetensors_header(file)
             for name, entry in _entries(file, header, data_start, dtypes):
                 if weight_map is not None and weight_map.get(name) != file.name:
                     continue
@@ -199,14 +198,8 @@ class SafetensorsCheckpoint:
         return tensor
 
     def identity(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": file.name,
-                "size": file.stat().st_size,
-                "header_sha256": self._header_hashes[file],
-            }
-            for file in self.files
-        ]
+        facts = facts_of(self.files)
+        return [{"name": f.name, **found} for f, found in zip(self.files, facts, strict=True)]
 
 
 def _read_into(buffer: memoryview, descriptor: int, offset: int) -> int:
@@ -220,8 +213,8 @@ def _read_into(buffer: memoryview, descriptor: int, offset: int) -> int:
     return done
 
 
-def read_safetensors_header(file: Path) -> tuple[dict[str, Any], int, str]:
-    """(header, where the data starts, sha256 of the header); the file's length is checked."""
+def read_safetensors_header(file: Path) -> tuple[dict[str, Any], int]:
+    """(header, where the data starts); the file's length is checked."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         raw_length = stream.read(8)
@@ -241,7 +234,7 @@ def read_safetensors_header(file: Path) -> tuple[dict[str, Any], int, str]:
         raise ModelLoadError(
             f"{file} has {size} bytes, its header says {8 + length + end}; download it again"
         )
-    return header, 8 + length, hashlib.sha256(raw_length + raw).hexdigest()
+    return header, 8 + length
 
 
 def _entries(

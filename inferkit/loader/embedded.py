@@ -20,9 +20,10 @@ from typing import IO, Any, Final
 import torch
 
 from inferkit.core.errors import ModelLoadError
+from inferkit.core.file_identity import file_facts
 from inferkit.core.model_cache import EMBEDDED_PREFIX, cache_dir, embedded_dir
 from inferkit.loader.cache import locked, staged_folder
-from inferkit.loader.checkpoint import MODEL_NAME, Checkpoint, read_safetensors_header
+from inferkit.loader.checkpoint import MODEL_NAME, Checkpoint
 from inferkit.loader.gguf import GGUFCheckpoint
 
 logger = logging.getLogger(__name__)
@@ -97,14 +98,12 @@ def embedded_folder(
 
 
 def is_complete(folder: Path, model: EmbeddedModel) -> bool:
-    """The folder was finished with the right weights; checks size and header, not every byte."""
+    """The folder was finished, and its weights are what they should be."""
     try:
         marker = json.loads((folder / MARKER_NAME).read_text("utf-8"))
-        weights = folder / MODEL_NAME
         return bool(
             marker["weights_sha256"] == model.weights_sha256
-            and marker["size"] == weights.stat().st_size
-            and marker["header_sha256"] == read_safetensors_header(weights)[2]
+            and file_facts(folder / MODEL_NAME).get("sha256") == model.weights_sha256
         )
     except (OSError, ValueError, KeyError, TypeError):
         return False
@@ -169,13 +168,7 @@ def convert(
     _write_json(folder / "generation_config.json", ids)
     save_gguf_tokenizer(gguf_file, folder)
     gguf_file.unlink()
-    marker = {
-        "source": model.path,
-        "weights_sha256": found,
-        "size": (folder / MODEL_NAME).stat().st_size,
-        "header_sha256": read_safetensors_header(folder / MODEL_NAME)[2],
-    }
-    _write_json(folder / MARKER_NAME, marker)
+    _write_json(folder / MARKER_NAME, {"source": model.path, "weights_sha256": found})
 
 
 def save_gguf_tokenizer(gguf_file: Path, folder: Path) -> None:

@@ -4,7 +4,6 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Covers the ar
 (Llama, SmolLM2, Mistral), qwen2 and qwen3.
 """
 
-import hashlib
 import math
 import re
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 
 from inferkit.core.errors import ModelLoadError
+from inferkit.core.file_identity import file_facts
 from inferkit.loader.slices import complete_index
 
 ARCHITECTURES = {
@@ -120,15 +120,7 @@ class GGUFCheckpoint:
         return rows
 
     def identity(self) -> list[dict[str, Any]]:
-        with self.file.open("rb") as stream:
-            header = stream.read(int(self._reader.data_offset))
-        return [
-            {
-                "name": self.file.name,
-                "size": self.file.stat().st_size,
-                "header_sha256": hashlib.sha256(header).hexdigest(),
-            }
-        ]
+        return [{"name": self.file.name, **file_facts(self.file)}]
 
     def config(self) -> dict[str, Any]:
         """The keys of the config.json that this file stands for.

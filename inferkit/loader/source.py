@@ -17,7 +17,7 @@ from inferkit.core.model_cache import EMBEDDED_PREFIX
 from inferkit.loader.base_loader import Progress, no_progress
 from inferkit.loader.checkpoint import Checkpoint, SafetensorsCheckpoint, some_of
 from inferkit.loader.dequantize import check_quantization, dequantized
-from inferkit.loader.embedded import MARKER_NAME, embedded_folder
+from inferkit.loader.embedded import embedded_folder
 from inferkit.loader.gguf import GGUFCheckpoint
 from inferkit.loader.hub import HUB_ID, fetch_from_hub
 
@@ -116,7 +116,7 @@ class ModelSource:
         return frozenset(found)
 
     def identity(self, *, with_weights: bool = True) -> dict[str, Any]:
-        """Which files these are: names, sizes, hash of each weight header, hash of the configs."""
+        """Which files these are: names, sizes and hashes of the weights, hashes of the configs."""
         identity: dict[str, Any] = {"path": self.path}
         if with_weights:
             identity["weights"] = self.checkpoint.identity()
@@ -127,8 +127,6 @@ class ModelSource:
             for name in (CONFIG_NAME, GENERATION_CONFIG_NAME)
             if (self.directory / name).is_file()
         }
-        if with_weights and (self.directory / MARKER_NAME).is_file():
-            identity["weights_sha256"] = _read_json(self.directory / MARKER_NAME)["weights_sha256"]
         return identity
 
 

@@ -52,7 +52,8 @@ def test_the_real_model_is_what_its_hash_says(embedded_model_dir: Path) -> None:
     assert source.directory == embedded_model_dir
     assert source.config["architectures"] == ["LlamaForCausalLM"]
     assert source.config["rope_parameters"]["rope_theta"] == 100_000.0
-    assert source.identity()["weights_sha256"] == model.weights_sha256
+    (weights,) = source.identity()["weights"]
+    assert weights["sha256"] == model.weights_sha256
     tokenizer = source.load_tokenizer()
     assert tokenizer("Hi")["input_ids"] == [26843]
     assert source.eos_token_ids(tokenizer) == {2}
@@ -87,10 +88,13 @@ def test_it_is_converted_once(tiny: EmbeddedModel) -> None:
     assert (folder / MARKER_NAME).stat().st_mtime_ns == before.st_mtime_ns
 
 
-def test_a_folder_that_was_damaged_is_made_again(tiny: EmbeddedModel) -> None:
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:-1] + b"x"])
+def test_a_folder_that_was_damaged_is_made_again(
+    tiny: EmbeddedModel, damage: Callable[[bytes], bytes]
+) -> None:
     folder = resolve(tiny)
     weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1])
+    weights.write_bytes(damage(weights.read_bytes()))
     assert not is_complete(folder, tiny)
     assert sha256_of(resolve(tiny) / "model.safetensors") == tiny.weights_sha256
 

@@ -235,7 +235,7 @@ def test_identity_covers_the_metadata(tiny_hf_model: Make, tmp_path: Path) -> No
     second = GGUFCheckpoint(write_gguf(folder, tmp_path / "m.gguf", metadata=metadata)).identity()
     assert first[0]["name"] == "m.gguf"
     assert first[0]["size"] == second[0]["size"]
-    assert first[0]["header_sha256"] != second[0]["header_sha256"]
+    assert first[0]["sha256"] != second[0]["sha256"]
 
 
 def test_names_of_both_worlds_match(tiny_hf_model: Make) -> None:
