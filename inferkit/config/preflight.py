@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from inferkit.config.check import Checked, Checker
+from inferkit.config.fault_places import with_places
 from inferkit.config.faults import (
     Cell,
     Command,
@@ -117,6 +118,8 @@ def preflight(command: Command, space: ConfigSpace) -> Verdict:
         unused = [*_of_sweeps(command, checked), *_unused_folders(command, "hydra.sweep")]
         return Verdict(warnings=(*checked.warnings, *unused), checked=(checked,))
     works, is_example = _corrected(command, faults, checker)
+    used = compose_checked(space, command.overrides).used
+    faults = with_places(space, command.overrides, faults, used=used)
     message = render(faults, works=works, is_example=is_example)
     return Verdict(message=message, checked=(checked,))
 
