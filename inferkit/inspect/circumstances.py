@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 ID_DIGITS = 10
+DECIDING_FILES = ("model file ", "data ")
+"""Of files that a configuration names by their place, the contents belong to it."""
 OF_ONE_RUN = re.compile(r"TORCHELASTIC_.*|GLOO_SOCKET_IFNAME")
 """Variables that a run sets for itself."""
 
@@ -18,9 +20,7 @@ def circumstances(provenance: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _facts(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    code = _code(provenance)
-    if code:
-        yield "code", code
+    yield from _code(provenance)
     for name, version in provenance.get("versions", {}).items():
         yield f"version {name}", version or "not installed"
     python = str(provenance.get("python", "")).partition(" ")[0]
@@ -38,15 +38,18 @@ def _facts(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"environment {name}", str(value)
 
 
-def _code(provenance: Mapping[str, Any]) -> str:
-    """The commit, and a digest of all files where some differ from it."""
+def _code(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """A digest of all files that can run, so that a changed test is no other code; the commit.
+
+    Where no digest was recorded, changed files make it unknown what ran.
+    """
     git = provenance.get("git") or {}
     digest = str(provenance.get("identity", {}).get("code", ""))[:ID_DIGITS]
     commit = str(git.get("commit", ""))[:ID_DIGITS]
-    if commit and not git.get("is_dirty"):
-        return commit
-    files = f"files {digest}" if digest else ""
-    return f"{commit} with changes, {files}".removesuffix(", ") if commit else files
+    if digest:
+        yield "code", f"files {digest}"
+    if commit:
+        yield "commit", f"{commit} with changes" if git.get("is_dirty") and not digest else commit
 
 
 def _file(facts: Any) -> str:

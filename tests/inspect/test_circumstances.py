@@ -21,7 +21,8 @@ def test_everything_that_is_recorded_has_a_name() -> None:
     )
 
     assert found == {
-        "code": "0123456789",
+        "code": "files fedcba9876",
+        "commit": "0123456789",
         "version torch": "2.13.0",
         "version torch_npu": "not installed",
         "version python": "3.11.7",
@@ -32,13 +33,20 @@ def test_everything_that_is_recorded_has_a_name() -> None:
     }
 
 
-def test_changed_code_is_told_by_its_files() -> None:
+def test_code_is_what_can_run_and_not_what_git_calls_changed() -> None:
+    """A file of tests/ makes the checkout dirty, and is no other code."""
     identity = {"code": DIGEST}
     dirty = {"commit": COMMIT, "is_dirty": True}
+    clean = dirty | {"is_dirty": False}
 
     assert circumstances({"git": dirty, "identity": identity}) == {
-        "code": "0123456789 with changes, files fedcba9876"
+        "code": "files fedcba9876",
+        "commit": "0123456789",
     }
-    assert circumstances({"git": dirty}) == {"code": "0123456789 with changes"}
+    assert circumstances({"git": dirty, "identity": identity}) == circumstances(
+        {"git": clean, "identity": identity}
+    )
+    assert circumstances({"git": dirty}) == {"commit": "0123456789 with changes"}
+    assert circumstances({"git": clean}) == {"commit": "0123456789"}
     assert circumstances({"git": None, "identity": identity}) == {"code": "files fedcba9876"}
     assert circumstances({}) == {}

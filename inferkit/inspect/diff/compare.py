@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferkit.config.origins import AUTOMATIC
+from inferkit.inspect.circumstances import DECIDING_FILES
 from inferkit.inspect.diff.hand_off import HandOff, hand_off
 from inferkit.inspect.diff.metrics import MetricPair, compare_metrics
 from inferkit.inspect.snapshot import Derived, Leaf, Origin, Snapshot
@@ -97,8 +98,9 @@ class Comparison:
     def has_effect(self) -> bool:
         """Whether the two mean different things. Other names for equal values do not count, nor
         do warnings (they follow from what was typed), nor what two runs were made with and came
-        to."""
-        return bool(self.leaves or self.derived) or self.faults.differ
+        to; but other files of model or data set do."""
+        made_of_others = any(p.name.startswith(DECIDING_FILES) for p in self.circumstances)
+        return bool(self.leaves or self.derived) or self.faults.differ or made_of_others
 
 
 def compare(left: Snapshot, right: Snapshot) -> Comparison:

@@ -1,6 +1,7 @@
 """The metrics of two runs side by side: ratios, and which way is better.
 
-Figures of one run each say nothing of their spread: a difference below NOISE is called equal.
+Figures of one run each say nothing of their spread: a difference below NOISE is called equal, and
+so is one of a request's times below JITTER_S.
 """
 
 import math
@@ -10,6 +11,9 @@ from typing import Any
 
 NOISE = 0.02
 """Share by which two runs of the same configuration differ on a quiet machine."""
+JITTER_S = 1e-3
+"""What the system's own scheduling adds to a time that is taken once for each request."""
+ONCE_PER_REQUEST = ("queue_s", "ttft_s", "e2e_s")
 BETTER, WORSE, EQUAL = "better", "worse", "equal"
 LOWER_IS_BETTER = (
     "peak_memory_bytes",
@@ -84,7 +88,8 @@ def _verdict(name: str, left: float, others: Mapping[str, float]) -> str:
     right, sign = others[name], _direction(name)
     if not sign:
         return ""
-    if abs(right - left) <= NOISE * max(abs(left), abs(right)):
+    jitter = JITTER_S if name.partition(".")[0] in ONCE_PER_REQUEST else 0.0
+    if abs(right - left) <= max(NOISE * max(abs(left), abs(right)), jitter):
         return EQUAL
     return BETTER if (right > left) == (sign > 0) else WORSE
 

@@ -130,3 +130,12 @@ def test_what_runs_were_made_with_is_compared_where_both_record_it() -> None:
         ("version gguf", "1", None),
     ]
     assert not found.has_effect
+
+
+@pytest.mark.parametrize("name", ["model file model.safetensors", "data 0"])
+def test_other_files_of_model_or_data_set_are_a_difference(name: str) -> None:
+    """The configuration has only their place: equal keys do not make equal runs."""
+    one, other = (snapshot(circumstances={name: text}) for text in ("5 bytes ab", "5 bytes cd"))
+
+    assert compare(one, other).has_effect
+    assert not compare(one, one).has_effect

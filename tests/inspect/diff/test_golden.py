@@ -124,7 +124,8 @@ A = snapshot(
     warnings=("data.top_p=1: has no effect",),
     notes=("was recorded by a version without data.limit; the defaults are shown",),
     circumstances={
-        "code": "0123456789 with changes, files abcdef0123",
+        "code": "files abcdef0123",
+        "commit": "0123456789",
         "version torch": "2.13.0",
         "version python": "3.11.7",
         "host name": "one",
@@ -156,7 +157,8 @@ B = snapshot(
         derived("kv_cache.block_bytes", 2 * 2**20, "bytes", "2 MiB"),
     ),
     circumstances={
-        "code": "9876543210",
+        "code": "files 0123abcdef",
+        "commit": "9876543210",
         "version torch": "2.14.0",
         "version python": "3.11.7",
         "host name": "one",
