@@ -9,10 +9,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from inferkit.config.faults import Fault, Fix, did_you_mean
 from inferkit.config.keys import describe_type, is_node, leaf_keys, similar_keys, type_hints
-from inferkit.core.secrets import is_secret_name
+from inferkit.core.secrets import is_secret_source
 
 HYDRA_ONLY = re.compile(r"\$\{(?:hydra|now):")
 """A worker, a check and a replay would each see another value."""
+OPEN_NODES = frozenset({"params", "custom_params", "arch"})
+"""Nodes whose entries are no keys of the schema: those are set with `++`."""
 
 
 def structure_faults(cfg: DictConfig) -> list[Fault]:
@@ -86,16 +88,18 @@ def _broken_interpolation(
         try:
             node[name]
         except OmegaConfBaseException as error:
-            problem, replaced = _reason(error, _hint(node, name), text, known)
+            is_secret = is_secret_source(key, text)
+            problem, replaced = _reason(error, _hint(node, name), text, known, is_secret=is_secret)
             if replaced and whole == key:
                 is_example = "VALUE" in replaced
-                fix = Fix(add=(f"{key}={replaced}",), drop=(key,), is_example=is_example)
+                sign = "++" if OPEN_NODES.intersection(key.split(".")) else ""
+                fix = Fix(add=(f"{sign}{key}={replaced}",), drop=(key,), is_example=is_example)
     if problem:
         yield Fault(key=key, given=f"{key}={text}", problem=problem, fix=fix)
 
 
 def _reason(
-    error: OmegaConfBaseException, hint: Any, text: str, known: Sequence[str]
+    error: OmegaConfBaseException, hint: Any, text: str, known: Sequence[str], *, is_secret: bool
 ) -> tuple[str, str]:
     """Why an interpolation has no value, and one that would have; empty = unknown."""
     words = str(error)
@@ -105,7 +109,7 @@ def _reason(
         problem = f"there is no key {key[1]} to take the value from{did_you_mean(guess)}"
         return problem, text.replace(key[1], guess) if guess else ""
     if (variable := re.search(r"Environment variable '([^']+)' not found", words)) is not None:
-        if is_secret_name(variable[1]):
+        if is_secret:  # a default would be a typed one
             return f"the environment variable {variable[1]} is not set; set it to the secret", ""
         default = f"oc.env:{variable[1]},VALUE"
         problem = f"the environment variable {variable[1]} is not set; set it, or give a default: "

@@ -22,13 +22,23 @@ MIN_WORD = 12
 """So is a shorter word of small letters, unless its variable is named as a secret by the user."""
 
 SECRET_WORD = re.compile(
-    r"passw(or)?d|passphrase|pwd|secrets?|credentials?|apikey|bearer|authorization|cookie"
+    r"passw(or)?d|passphrase|pwd|secrets?|credentials?|creds|apikey|bearer|authorization|cookie"
+    r"|jwt|psk"
 )
 KEY_WORD = re.compile(
     r"account|access|api|auth|client|encryption|license|private|secret|service|shared|signing|ssh"
     r"|subscription"
+    r"|anthropic|aws|azure|cohere|deepseek|gemini|github|gitlab|groq|hf|huggingface|mistral|openai"
+    r"|openrouter|wandb"
 )
 """A `key` of these is a secret, others are ways to sort or look up."""
+PLAIN_KEY_WORD = re.compile(
+    r"cache|config|foreign|gpg|group|hash|hot|index|lookup|map|option|partition|pgp|primary|public"
+    r"|registry|sort|state"
+)
+"""A variable that is called `<WORD>_KEY` holds a secret, but for these."""
+HEADER_WORD = re.compile(r"auth|authorization|bearer|cookie")
+"""A `header` of these is a secret, not the name of one."""
 TOKEN_WORD = re.compile(
     r"bos|cls|decoder?|draft|eos|first|image|last|mask|next|output|pad|per|prefill|prompt|sep"
     r"|special|start|stop|unk"
@@ -96,16 +106,22 @@ def references(text: str) -> tuple[str, ...]:
 
 @cache
 def is_secret_name(name: str) -> bool:
-    """Whether a key or a variable of this name holds a secret: api_key, HF_TOKEN, dbPassword."""
+    """Whether a key or a variable of this name holds a secret: api_key, HF_PAT, dbPassword."""
     if name in ("PWD", "OLDPWD"):
         return False  # the shell's own: folders
     found = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
     words = [word.lower() for word in found]
+    before = words[-2] if len(words) > 1 else ""
+    if words and words[-1] in ("header", "headers"):
+        return HEADER_WORD.fullmatch(before) is not None
     if not words or PLAIN_LAST.fullmatch(words[-1]):
         return False
-    before = words[-2] if len(words) > 1 else ""
+    is_variable = bool(before) and name.isupper()
     if words[-1] in ("key", "keys"):
-        return KEY_WORD.fullmatch(before) is not None
+        is_plain = not is_variable or PLAIN_KEY_WORD.fullmatch(before) is not None
+        return KEY_WORD.fullmatch(before) is not None or not is_plain
+    if words[-1] in ("pass", "pat"):  # `first_pass` and `file_pat` are keys of other things
+        return is_variable
     if words[-1] == "token":
         return TOKEN_WORD.fullmatch(before) is None
     return words[-1] == "auth" or any(map(SECRET_WORD.fullmatch, words))

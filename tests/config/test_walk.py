@@ -94,3 +94,34 @@ def test_why_an_interpolation_has_no_value(
     assert fault.fix is not None
     assert fault.fix.add == ((use,) if use else ())
     assert fault.fix.drop == ("data.seed",)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "use"),
+    [
+        ("api_key", "the environment variable NOT_SET is not set; set it to the secret", ()),
+        (
+            "folder",
+            "the environment variable NOT_SET is not set; set it, or give a default: "
+            "${oc.env:NOT_SET,VALUE}",
+            ("++scheduler.params.folder=${oc.env:NOT_SET,VALUE}",),
+        ),
+    ],
+)
+def test_a_variable_of_an_own_parameter_is_not_set(
+    space: ConfigSpace,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    problem: str,
+    use: tuple[str, ...],
+) -> None:
+    """A secret has no default; what is added to a dictionary needs a sign."""
+    monkeypatch.delenv("NOT_SET", raising=False)
+    cfg = space.compose_job()
+    cfg.scheduler.params = {name: "${oc.env:NOT_SET}"}
+
+    (fault,) = structure_faults(cfg)
+
+    assert fault.problem == problem
+    assert fault.fix is not None
+    assert (fault.fix.add, fault.fix.drop) == (use, (f"scheduler.params.{name}",))
