@@ -10,6 +10,7 @@ from pathlib import Path
 from inferkit.config.arguments import Arguments, UsageError
 from inferkit.config.check import Checker
 from inferkit.config.faults import render
+from inferkit.config.load_rules import LOAD_RUNNER
 from inferkit.config.provenance import record
 from inferkit.config.recorded import read_origins
 from inferkit.config.run_folder import RUNS, make_run_folder
@@ -18,7 +19,7 @@ from inferkit.config.space import ConfigSpace
 from inferkit.core.errors import ConfigError
 from inferkit.core.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_REFUSED
 from inferkit.inspect.changes import Change, find_changes, found_by_ranks, role_changes
-from inferkit.inspect.run_directory import RecordedRun, read_run
+from inferkit.inspect.run_directory import RecordedRun, read_object, read_run
 from inferkit.inspect.same_tokens import OUTPUT_FILES, Agreement, compare_tokens, read_tokens
 from inferkit.runtime.instances import find_node_rank
 from inferkit.runtime.launched import find_launched
@@ -61,6 +62,9 @@ def run(arguments: Arguments) -> int:
     _go_to(recorded.cwd)
     config = _config(recorded)
     node_rank = find_node_rank(config)
+    if node_rank == 0:
+        _check_outputs(recorded, config)
+    _check_model(recorded, config)
     try:
         changes = find_changes(recorded, config)
     except OSError as error:
@@ -140,6 +144,47 @@ def _advice(recorded: RecordedRun) -> str:
         f"git worktree add ../inferkit-then {commit[:10]} && cd ../inferkit-then && "
         f"python -m inferkit replay {recorded.folder}"
     )
+
+
+def _check_outputs(recorded: RecordedRun, config: InferenceConfig) -> None:
+    """Refuse a run that has left nothing to compare with, before hours are spent on it.
+
+    Raises:
+        ConfigError: it should have left output tokens, and there are none.
+    """
+    if config.role is not None and config.runner._target_ != LOAD_RUNNER:
+        return
+    tokens = read_tokens(recorded.folder)
+    if tokens or (tokens is not None and _is_whole(recorded.folder)):
+        return
+    names = " nor ".join(OUTPUT_FILES)
+    what = f"neither {names}" if tokens is None else "no request that was finished"
+    status = read_object(recorded.folder / RESULT_FILE).get("status")
+    ended = f" (it ended as {status})" if status else ""
+    command = recorded.provenance.get("command")
+    again = f"\nits command was: {command}" if command else ""
+    raise ConfigError(
+        f"{recorded.folder} cannot be replayed: it has left {what}{ended}, so there is nothing to "
+        f"compare{again}"
+    )
+
+
+def _check_model(recorded: RecordedRun, config: InferenceConfig) -> None:
+    """Refuse a run whose model was a folder or file that is no more there: its name would be
+    taken for that of a model on a hub.
+
+    Raises:
+        ConfigError: names the path, and where it was looked for.
+    """
+    files, path = recorded.provenance.get("identity", {}).get("model", {}), config.model.path
+    if not path or not files or not {"hub", "embedded"}.isdisjoint(files):
+        return
+    place = Path(path).expanduser().absolute()
+    if not place.exists():
+        raise ConfigError(
+            f"{recorded.folder} cannot be replayed: model.path={path} is no more there\n"
+            f"looked for {place}; put the model back to this place"
+        )
 
 
 def _report(recorded: RecordedRun, changes: list[Change]) -> str:

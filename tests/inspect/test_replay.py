@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from inferkit import cli
+from inferkit.core.file_identity import facts_of
 
 RUNNER = """
 import json
@@ -165,13 +166,84 @@ def test_a_replay_that_fails_has_no_verdict(first: Path, replay: Replay) -> None
     assert "no verdict: the replay did not come to its end, see " in text
 
 
-def test_nothing_to_compare_with(first: Path, replay: Replay) -> None:
+@pytest.mark.parametrize(
+    ("lines", "status", "left"),
+    [
+        (None, "failed", "neither generations.jsonl nor requests.jsonl (it ended as failed)"),
+        (None, "ok", "neither generations.jsonl nor requests.jsonl (it ended as ok)"),
+        ("", "interrupted", "no request that was finished (it ended as interrupted)"),
+    ],
+)
+def test_a_run_without_tokens_is_refused_before_it_runs(
+    first: Path, replay: Replay, lines: str | None, status: str, left: str
+) -> None:
     (first / "generations.jsonl").unlink()
+    if lines is not None:
+        (first / "generations.jsonl").write_text(lines)
+    result = json.loads((first / "result.json").read_text())
+    (first / "result.json").write_text(json.dumps(result | {"status": status}))
 
     code, text = replay(first)
 
     assert code == 2
-    assert f"no verdict: {first} has neither generations.jsonl nor requests.jsonl" in text
+    assert text.startswith(
+        f"inferkit: {first} cannot be replayed: it has left {left}, so there is nothing to "
+        "compare\nits command was: "
+    )
+    assert "runner._target_=replayed.Runner" in text
+    assert not (first.parent.parent / "elsewhere" / "outputs").exists()
+
+
+@pytest.mark.parametrize("name", ["mymodel", "my/model"])
+def test_a_model_that_was_a_folder_is_not_looked_for_on_a_hub(
+    first: Path, replay: Replay, name: str
+) -> None:
+    file = first / "config.resolved.yaml"
+    values = yaml.safe_load(file.read_text())
+    values["model"]["path"] = name
+    file.write_text(yaml.safe_dump(values, sort_keys=False))
+    facts = provenance(first)
+    identity = facts["identity"]
+    assert isinstance(identity, dict)
+    identity["model"] = {"config.json": {"size": 2, "sha256": "ab"}}
+    (first / "provenance.json").write_text(json.dumps(facts))
+
+    code, text = replay(first)
+
+    assert code == 2
+    assert text == (
+        f"inferkit: {first} cannot be replayed: model.path={name} is no more there\n"
+        f"looked for {first.parent / name}; put the model back to this place\n"
+    )
+    assert not (first.parent.parent / "elsewhere" / "outputs").exists()
+
+
+def test_changed_weights_are_told(first: Path, replay: Replay) -> None:
+    """Same size, same header: only the data differs."""
+    model = first.parent / "mymodel"
+    model.mkdir()
+    shape = dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size"), 64)
+    shape |= {"num_attention_heads": 4, "num_hidden_layers": 1, "max_position_embeddings": 512}
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **shape}
+    (model / "config.json").write_text(json.dumps(config))
+    weights = model / "model.safetensors"
+    weights.write_bytes((2).to_bytes(8, "little") + b"{}" + bytes(100))
+    file = first / "config.resolved.yaml"
+    values = yaml.safe_load(file.read_text())
+    values["model"]["path"] = "mymodel"
+    file.write_text(yaml.safe_dump(values, sort_keys=False))
+    facts, recorded = provenance(first), facts_of([model / "config.json", weights])
+    identity = facts["identity"]
+    assert isinstance(identity, dict)
+    identity["model"] = {"config.json": recorded[0], "model.safetensors": recorded[1]}
+    (first / "provenance.json").write_text(json.dumps(facts))
+    assert "are as recorded" in replay(first)[1]
+
+    with weights.open("r+b") as stream:
+        stream.seek(-1, 2)
+        stream.write(b"x")
+
+    assert "    model model.safetensors  other contents\n" in replay(first)[1]
 
 
 def test_options_of_today_do_not_matter(first: Path, replay: Replay) -> None:
