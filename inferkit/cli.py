@@ -24,6 +24,7 @@ from omegaconf import DictConfig, open_dict, read_write
 from inferkit.config.arguments import (
     Arguments,
     UsageError,
+    check_verb_flags,
     own_flags,
     parse_arguments,
     program_name,
@@ -105,6 +106,7 @@ def run(argv: Sequence[str]) -> int:
         arguments = parse_arguments(rest, VERBS[verb].add_options if verb else None)
         _log_level()
         if verb is not None:
+            check_verb_flags(verb, arguments)
             return VERBS[verb].run(arguments)
     except (UsageError, HydraException, ConfigError) as error:
         _tell(f"inferkit: {error}")
@@ -152,12 +154,15 @@ def _show(arguments: Arguments, argv: Sequence[str]) -> int:
     if arguments.shows == "shell_completion":
         command, _ = asked_shell(arguments.overrides)
         if command == "query":
+            from inferkit.inspect.names import derived_names
+
             line = os.environ.get("COMP_LINE", "")
             offered = complete(
                 line,
                 arguments.space(),
                 list(VERBS),
                 lambda verb: own_flags(VERBS[verb].add_options),
+                derived_names,
             )
             print("\n".join(offered))
             return EXIT_OK

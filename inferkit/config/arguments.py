@@ -27,6 +27,16 @@ FLAGS = (
     "--config-dir",
     "--info",
 )
+FLAGS_OF_RUNS = (
+    "--hydra-help",
+    "--cfg",
+    "--resolve",
+    "--package",
+    "--run",
+    "--shell-completion",
+    "--info",
+)
+"""Those of FLAGS, and of Hydra's others, that no verb takes."""
 FLAG_VALUES = {
     "--cfg": "job, hydra or all",
     "--info": "all, config, defaults, defaults-tree, plugins or searchpath",
@@ -121,12 +131,33 @@ def parse_arguments(argv: Sequence[str], add_options: AddOptions | None = None) 
     )
 
 
-def own_flags(add_options: AddOptions | None) -> list[str]:
-    """Flags of a verb's own."""
+def own_flags(add_options: AddOptions | None) -> dict[str, tuple[str, ...] | None]:
+    """Flags of a verb's own -> the values that there are (empty = any), None = it takes none."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     if add_options is not None:
         add_options(parser)
-    return _flags_of(parser)
+    return {
+        flag: None if action.nargs == 0 else tuple(map(str, action.choices or ()))
+        for action in parser._actions
+        for flag in action.option_strings
+    }
+
+
+def check_verb_flags(verb: str, arguments: Arguments) -> None:
+    """Refuse flags that a verb would ignore.
+
+    Raises:
+        UsageError: one that shows something else, or starts a run.
+    """
+    given = [flag for flag in arguments.flags if flag in FLAGS_OF_RUNS]
+    if not given:
+        return
+    program, flag = program_name(), given[0]
+    advice = f"{program} {verb} --help shows what it takes"
+    if flag in ("--cfg", "--info"):
+        shown = "--cfg job" if flag == "--cfg" else flag
+        advice = f"{program} {shown} is a command of its own"
+    raise UsageError(f"{flag} has no effect with {verb}; leave it out ({advice})")
 
 
 def _flags_of(parser: argparse.ArgumentParser) -> list[str]:

@@ -5,7 +5,7 @@ The shell's own part is Hydra's (`inferkit -sc install=bash`); it asks with the 
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -20,9 +20,24 @@ SHELLS = ("bash", "zsh", "fish")
 COMMANDS = ("install", "uninstall", "query")
 FOLDER_VERBS = ("replay", "report", "resume")
 """Verbs whose words are folders: the shell itself completes those where nothing else is offered."""
+KEY_VERB = "explain"
+"""The verb whose words may be keys, with or without a value."""
+SWEEP_VERBS = ("check",)
+HYDRA_VALUES: Mapping[str, Sequence[str]] = {
+    "--cfg": ("job", "hydra", "all"),
+    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+    "--package": (),
+    "--config-dir": (),
+    "--config-path": (),
+    "--config-name": (),
+}
+"""Flags that a value follows -> those that there are; empty = any, the shell completes files."""
 SIGNS = re.compile(r"\+{1,2}|~|")
 HERE = ("/", "./", "../", "~/")
 """How a value begins that is a path."""
+
+FlagsOf = Callable[[str], Mapping[str, Sequence[str] | None]]
+DerivedNames = Callable[[Sequence[str], ConfigSpace], Sequence[str]]
 
 
 def asked_shell(words: Sequence[str]) -> tuple[str, str]:
@@ -53,27 +68,66 @@ def complete(
     line: str,
     space: ConfigSpace,
     verbs: Sequence[str],
-    flags_of: Callable[[str], Sequence[str]] = lambda verb: (),
+    flags_of: FlagsOf = lambda verb: {},
+    derived_names: DerivedNames = lambda overrides, space: (),
 ) -> list[str]:
     """Words that the last one of `line` may become, in alphabetical order.
 
     Args:
         line: what is typed up to the cursor, with the name of the program.
-        flags_of: a verb's own flags.
+        flags_of: a verb's own flags -> the values that there are; None = it takes none.
+        derived_names: of values that follow from the overrides typed so far.
     """
     words = _words(line)
     before, word = words[:-1], words[-1]
-    typed = [one for one in before if not one.startswith("-")]
-    verb = typed.pop(0) if typed and typed[0] in verbs else ""
+    verb = before[0] if before and before[0] in verbs else ""
+    own = flags_of(verb) if verb else {}
+    values = {**HYDRA_VALUES, **{flag: found for flag, found in own.items() if found is not None}}
+    flag, equals, start = word.partition("=")
+    if equals and flag in values:
+        return sorted(f"{flag}={value}" for value in values[flag] if value.startswith(start))
+    if before and before[-1] in values:
+        return sorted(value for value in values[before[-1]] if value.startswith(word))
     if word.startswith("-"):
-        flags = {*FLAGS, *flags_of(verb)} if verb else {"-m", *FLAGS}
+        flags = {*own, *_common_flags(verb)}
         return sorted(flag for flag in flags if flag.startswith(word))
     if verb in FOLDER_VERBS:
         return []
+    typed = _overrides_of(before[1:] if verb else before, values)
     found = set(_overrides(word, typed, space))
     if not typed and not verb:
         found |= {one for one in verbs if one.startswith(word)}
+    if verb == KEY_VERB and "=" not in word:
+        keys = {one.removesuffix("=") for one in found if one[0] not in "+~"}
+        overrides = [text for text in typed if "=" in text or text.startswith("~")]
+        names = _steps(derived_names(overrides, space), word)
+        found |= {one for one in (*keys, *names) if one.startswith(word)}
     return sorted(found)
+
+
+def _common_flags(verb: str) -> set[str]:
+    """Flags that there are beside a verb's own."""
+    if not verb:
+        return {"-m", *FLAGS}
+    flags = {"--help"} if verb in FOLDER_VERBS else {"--help", "--config-dir"}
+    return flags | {"-m", "--multirun"} if verb in SWEEP_VERBS else flags
+
+
+def _overrides_of(words: Sequence[str], values: Mapping[str, Sequence[str]]) -> list[str]:
+    """Words without flags and their values."""
+    return [
+        word
+        for before, word in zip(["", *words], words, strict=False)
+        if not word.startswith("-") and before not in values
+    ]
+
+
+def _steps(names: Sequence[str], start: str) -> Iterator[str]:
+    """Dotted names as far as the next dot: `rank.` where `ra` is typed, then `rank.heads`."""
+    for name in names:
+        if name.startswith(start):
+            parent, dot, _ = name[len(start) :].partition(".")
+            yield f"{start}{parent}{dot}"
 
 
 def _words(line: str) -> list[str]:

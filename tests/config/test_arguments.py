@@ -1,8 +1,14 @@
+import argparse
 from pathlib import Path
 
 import pytest
 
-from inferkit.config.arguments import UsageError, parse_arguments
+from inferkit.config.arguments import (
+    UsageError,
+    check_verb_flags,
+    own_flags,
+    parse_arguments,
+)
 
 
 def test_flags_and_overrides_in_any_order(tmp_path: Path) -> None:
@@ -56,3 +62,31 @@ def test_usage_errors(words: list[str], message: str) -> None:
         parse_arguments(words)
 
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (["--cfg", "job"], "--cfg"),
+        (["--info"], "--info"),
+        (["--run"], "--run"),
+        (["--hydra-help"], "--hydra-help"),
+    ],
+)
+def test_flags_that_a_verb_would_ignore(words: list[str], flag: str) -> None:
+    with pytest.raises(UsageError, match=f"^{flag} has no effect with diff; leave it out"):
+        check_verb_flags("diff", parse_arguments(words))
+
+
+def test_flags_that_a_verb_takes(tmp_path: Path) -> None:
+    check_verb_flags("check", parse_arguments(["-m", "--config-dir", str(tmp_path), "a=1,2"]))
+
+
+def test_own_flags_and_their_values() -> None:
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--base")
+        parser.add_argument("--format", choices=("text", "json"))
+        parser.add_argument("--all", action="store_true")
+
+    assert own_flags(add_options) == {"--base": (), "--format": ("text", "json"), "--all": None}
+    assert own_flags(None) == {}

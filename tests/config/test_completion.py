@@ -2,6 +2,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -59,12 +60,56 @@ def test_what_is_offered(space: ConfigSpace, typed: str, offered: list[str] | No
     assert complete(f"python -m inferkit {typed}", space, VERBS) == found
 
 
-def test_flags_of_a_verb_are_its_own(space: ConfigSpace) -> None:
-    def flags_of(verb: str) -> list[str]:
-        return ["--output"] if verb == "replay" else []
+def flags_of(verb: str) -> dict[str, tuple[str, ...] | None]:
+    flags: dict[str, dict[str, tuple[str, ...] | None]] = {
+        "replay": {"--output": ()},
+        "explain": {"--format": ("json", "text"), "--all": None},
+    }
+    return flags.get(verb, {})
 
-    assert complete("inferkit replay x --out", space, VERBS, flags_of) == ["--output"]
-    assert complete("inferkit --out", space, VERBS, flags_of) == []
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("replay x --out", ["--output"]),
+        ("replay --", ["--help", "--output"]),
+        ("--out", []),
+        ("explain --", ["--all", "--config-dir", "--format", "--help"]),
+        ("check --", ["--config-dir", "--help", "--multirun"]),
+        ("explain --format ", ["json", "text"]),
+        ("explain --format te", ["text"]),
+        ("explain --format=te", ["--format=text"]),
+        ("explain --config-dir ", []),
+        ("explain --all engine.warm_up=t", ["engine.warm_up=true"]),
+        ("explain --format json engine.warm_up=t", ["engine.warm_up=true"]),
+        ("--cfg j", ["job"]),
+    ],
+)
+def test_flags_of_a_verb_and_their_values(
+    space: ConfigSpace, typed: str, offered: list[str]
+) -> None:
+    assert complete(f"inferkit {typed}", space, VERBS, flags_of) == offered
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("explain scheduler.b", ["scheduler.batch_size", "scheduler.batch_size="]),
+        ("explain ran", ["rank."]),
+        ("explain rank.", ["rank.heads", "rank.kv_heads"]),
+        ("explain parallel=tp2 rank.h", ["rank.heads"]),
+        ("explain parallel=nope rank.h", ["rank.heads"]),
+        ("check rank.", []),
+    ],
+)
+def test_keys_and_derived_values_may_be_explained(
+    space: ConfigSpace, typed: str, offered: list[str]
+) -> None:
+    def derived_names(overrides: Sequence[str], space: ConfigSpace) -> list[str]:
+        assert all("=" in text for text in overrides)
+        return ["parallel.attn_dp_size", "rank.heads", "rank.kv_heads"]
+
+    assert complete(f"inferkit {typed}", space, VERBS, flags_of, derived_names) == offered
 
 
 def test_a_new_word_may_be_anything(space: ConfigSpace) -> None:
