@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -298,25 +299,28 @@ def test_a_known_failure_is_one_message_and_exit_1(
 @pytest.mark.parametrize(
     ("fail", "shown"),
     [
-        ("bug", ["RuntimeError: a bug", "parts.py"]),
+        ("bug", "inferkit: RuntimeError: a bug"),
         (
             "constructor",
-            [
-                "ValueError: broken constructor",
-                "parts.py",
-                "while building runner (own_runner.parts.Runner)",
-            ],
+            "inferkit: runner._target_=own_runner.parts.Runner failed while it was built: "
+            "ValueError: broken constructor",
         ),
     ],
 )
-def test_an_unknown_failure_shows_its_own_traceback(
-    folder: Path, capfd: pytest.CaptureFixture[str], fail: str, shown: list[str]
+def test_an_unknown_failure_shows_its_place_and_keeps_its_traceback(
+    folder: Path, capfd: pytest.CaptureFixture[str], fail: str, shown: str
 ) -> None:
     assert cli.run([*OWN, f"+runner.params.fail={fail}"]) == 1
 
-    out = capfd.readouterr().out
-    assert all(text in out for text in shown)
-    assert "HYDRA_FULL_ERROR" not in out
+    (run_dir,) = run_dirs(folder)
+    captured = capfd.readouterr()
+    first, place, log = captured.err.splitlines()
+    assert first == shown
+    assert re.fullmatch(r"  at \S*own_runner/parts\.py:\d+ in \w+", place)
+    assert log == f"  the whole traceback is in {run_dir.relative_to(folder)}/inferkit.log"
+    assert "Traceback" in (run_dir / "inferkit.log").read_text()
+    assert "parts.py" in json.loads((run_dir / "result.json").read_text())["traceback"]
+    assert "Traceback" not in captured.out
 
 
 def test_params_are_checked_against_the_users_own_class(
