@@ -24,6 +24,9 @@ from inferkit.config.space import ConfigSpace
 from inferkit.config.targets import SourceIndex
 from inferkit.config.walk import set_neutral, structure_faults
 
+SIZE_NODES = ("role", "model", "parallel", "platform", "engine", "scheduler", "kv_cache", "data")
+"""Nodes whose keys decide what a rank holds."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
@@ -36,6 +39,11 @@ class Checked:
     composed: InferenceConfig | None = None
     """The same before automatic values were resolved, with harmless values where its structure has
     faults."""
+    sized: InferenceConfig | None = None
+    """As `config`, also where only faults are left that change no size; None = sizes are not
+    right."""
+    memory: int = 0
+    """Bytes of a rank that its KV cache was planned with; 0 = memory was not looked at."""
     files: ModelFiles = field(default_factory=ModelFiles)
     roles: "Mapping[str, Checked]" = field(default_factory=dict)
     """Of a cluster: role -> the check of what it starts in it."""
@@ -96,6 +104,7 @@ class Checker:
         files = self._model_files(cfg)
         add_new(faults, files.faults)
         context_len = int(files.arch.max_context_len) if files.arch is not None else 0
+        sized, memory = _sized(cfg, files, faults), 0
         if not faults:
             # Sizes mean something only where all else is right.
             resolved = resolve_automatic(cfg, context_len=context_len)
@@ -108,7 +117,7 @@ class Checker:
                 no_effect_of_model(use, sizes, given)
                 add_new(faults, sizes.faults)
                 sizes.faults = []
-                check_memory(
+                memory = check_memory(
                     resolved,
                     files.arch,
                     sizes,
@@ -121,6 +130,8 @@ class Checker:
             warnings=tuple(findings.warnings),
             config=None if faults else resolve_automatic(cfg, context_len=context_len),
             composed=cfg,
+            sized=sized,
+            memory=memory,
             files=files,
         )
 
@@ -185,6 +196,28 @@ class Checker:
             targets = self.space.model_targets
             self._files[key] = read_model_files(cfg, targets, is_run=self.is_run)
         return self._files[key]
+
+
+def _sized(
+    cfg: InferenceConfig, files: ModelFiles, faults: Sequence[Fault]
+) -> InferenceConfig | None:
+    """The configuration with automatic values resolved; None where `faults`, or the model's
+    shape, make sizes wrong."""
+    if any(_concerns_sizes(fault.key) for fault in faults):
+        return None
+    if files.arch is None:
+        return resolve_automatic(cfg)
+    resolved = resolve_automatic(cfg, context_len=int(files.arch.max_context_len))
+    of_model = Findings()
+    check_model(resolved, files.arch, of_model)
+    return None if of_model.faults else resolved
+
+
+def _concerns_sizes(key: str) -> bool:
+    """Whether a fault of this key can make sizes wrong; what a user's own component is given
+    does not."""
+    node, _, rest = key.partition(".")
+    return node in SIZE_NODES and not f"{rest}.".startswith("params.")
 
 
 def _structure_faults(cfg: DictConfig) -> list[Fault]:

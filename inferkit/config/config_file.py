@@ -41,7 +41,7 @@ def words_of_file(file: Path, space: ConfigSpace) -> list[str]:
     Raises:
         ConfigError: the file cannot be read, or is no dictionary of keys.
     """
-    leaves = flat(_content(file))
+    leaves = leaves_of_file(file)
     role = leaves.pop("role", None)
     groups = [f"+role={role}"] if role is not None else []
     if DECODE_KEYS in leaves and role != "decode":
@@ -49,6 +49,15 @@ def words_of_file(file: Path, space: ConfigSpace) -> list[str]:
     base = space.compose_job([text for text in groups if _is_option(space, text)])
     words = [*groups, *_deletions(leaves, base), *_values(leaves, base)]
     return _without_automatic(words, leaves, space)
+
+
+def leaves_of_file(file: Path) -> dict[str, Any]:
+    """Dotted key -> value of every key of a file, as it is written: `${...}` is not resolved.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no dictionary of keys.
+    """
+    return flat(_content(file))
 
 
 def _content(file: Path) -> Mapping[str, Any]:

@@ -28,7 +28,7 @@ def check_memory(
     *,
     is_run: bool = True,
     asks_host: bool = True,
-) -> None:
+) -> int:
     """A fault where the model cannot run, a warning where requests will have to wait.
 
     Only on a CPU, whose memory the ranks of a node share, or where platform.device_memory is
@@ -36,9 +36,12 @@ def check_memory(
     another machine's, and a shape that nothing can run here is not refused for this one. With
     `asks_host=False` this machine's does not count at all. A router runs no model, and the
     instances of a cluster are checked one by one.
+
+    Returns:
+        Bytes of a rank that its KV cache was planned with; 0 = memory was not looked at.
     """
     if resolved.role in ("router", "cluster"):
-        return
+        return 0
     planned, here = resolved.platform.device_memory, _memory_here(resolved) if asks_host else 0
     if is_run and here and planned > here:
         note = f"; platform.device_memory={planned} is more than this machine has"
@@ -49,14 +52,15 @@ def check_memory(
         note = "; platform.device_memory=BYTES checks it against another machine"
         limit = Limit(size=here, note=note if is_shape_only(resolved) else "")
     if not limit.size:
-        return
+        return 0
     found = Findings()
     _check_sizes(resolved, arch, limit, found)
     findings.warnings += found.warnings
     if is_shape_only(resolved) and not planned:
         findings.warnings += found.faults
-    else:
-        findings.faults += found.faults
+        return 0 if found.faults else limit.size
+    findings.faults += found.faults
+    return limit.size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +105,10 @@ def _check_sizes(resolved: InferenceConfig, arch: Any, limit: Limit, findings: F
             use=fitting or None,
             related=("kv_cache.block_size", "kv_cache.mem_fraction", "data.input_truncated_len"),
         )
-    elif resolved.batch_size_per_dp_rank * blocks * per_block > room:
-        at_once = room // (blocks * per_block)
+        return
+    at_once = (room // per_block - 1) // blocks  # one block is the null block
+    if resolved.batch_size_per_dp_rank > at_once:
+        at_once *= resolved.parallel.attn_dp_size
         findings.warn(
             "scheduler.batch_size",
             resolved.scheduler.batch_size,

@@ -23,6 +23,8 @@ from inferkit.config.yaml_lines import key_lines, line_of
 
 SCHEMA, PRIMARY, OPTION, COMMAND_LINE = "schema", "primary", "option", "command line"
 AUTOMATIC = "automatic"
+CLUSTER = "the cluster"
+"""Kind of what +role=cluster adds to the overrides of its instances."""
 ADDED = ("role", "experiment", "sweep")
 """Groups whose options set keys of any node; each is a kind of origin of its own."""
 MISSING = "???"
@@ -33,7 +35,8 @@ class Origin:
     """Who has set a value."""
 
     kind: str
-    """schema, primary, option, role, experiment, sweep, command line, or automatic."""
+    """schema, primary, option, role, experiment, sweep, command line, the cluster, automatic, or
+    file (a YAML file that is no option)."""
     text: str
     """`parallel=tp16` for an option, the override as typed for the command line; for an automatic
     value the rule with its numbers. Empty for the schema."""

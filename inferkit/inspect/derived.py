@@ -3,7 +3,7 @@
 The one source of such numbers for `check`, `explain`, `diff` and reports.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,32 +21,64 @@ from inferkit.inspect.wording import size_text
 
 WITHOUT_RANKS = ("router", "cluster")
 """Roles whose own process starts none."""
+GROUPS = "groups"
+"""Node of the groups of ranks; one rank alone has none."""
+DERIVED_NAMES = (
+    "parallel.attn_dp_size",
+    "parallel.moe_ep_size",
+    "parallel.embed_dp_size",
+    "parallel.ranks_per_node",
+    "scheduler.batch_size_per_dp_rank",
+    "rank.heads",
+    "rank.kv_heads",
+    "rank.experts",
+    "model.parameters",
+    "rank.parameters",
+    "rank.weight_bytes",
+    "rank.kv_bytes_per_token",
+    "kv_cache.block_bytes",
+    "kv_cache.blocks_per_request",
+    "kv_cache.blocks_wanted",
+    "kv_cache.blocks",
+    "kv_cache.pool_bytes",
+    "kv_cache.concurrent_requests",
+)
+"""All others; not every configuration has all of them."""
 
 
-def derived_of(checked: Checked) -> tuple[Derived, ...]:
-    """Of a checked configuration, nothing where it has faults. Those of a cluster's instances
-    have their role before the name."""
-    config = checked.config
+def derived_of(
+    checked: Checked, *, num_blocks: Mapping[str, int] | None = None
+) -> tuple[Derived, ...]:
+    """Of a checked configuration, nothing where its faults make sizes wrong. Those of a cluster's
+    instances have their role before the name.
+
+    Args:
+        num_blocks: pool -> the blocks that a run had; None = it has not run.
+    """
+    config = checked.sized
     if config is None:
         return ()
     if config.role != CLUSTER:
-        return derived_values(config, checked.files.arch)
-    found = [_cluster_ranks(config, checked)]
-    for role in INSTANCES:
-        side = checked.roles[role]
-        assert side.config is not None, "a cluster without faults has none in its roles"
-        for one in derived_values(side.config, side.files.arch):
+        return derived_values(
+            config, checked.files.arch, memory=checked.memory, num_blocks=num_blocks
+        )
+    sides = {role: checked.roles[role] for role in INSTANCES if role in checked.roles}
+    sizes = {role: side.sized for role, side in sides.items() if side.sized is not None}
+    if len(sizes) < len(INSTANCES):
+        return ()
+    found = [_cluster_ranks(config, sizes)]
+    for role, sized in sizes.items():
+        side = sides[role]
+        for one in derived_values(sized, side.files.arch, memory=side.memory):
             found.append(replace(one, name=f"{role}.{one.name}"))
     return tuple(found)
 
 
-def _cluster_ranks(config: InferenceConfig, checked: Checked) -> Derived:
+def _cluster_ranks(config: InferenceConfig, sides: Mapping[str, InferenceConfig]) -> Derived:
     """Of all instances; each rank has a device."""
-    counts = []
-    for role in INSTANCES:
-        side = checked.roles[role].config
-        assert side is not None, "a cluster without faults has none in its roles"
-        counts.append((getattr(config.cluster, role), side.parallel.world_size))
+    counts = [
+        (getattr(config.cluster, role), side.parallel.world_size) for role, side in sides.items()
+    ]
     numbers = " + ".join(f"{count} * {world}" for count, world in counts)
     return Derived(
         name="cluster.ranks",
@@ -56,12 +88,20 @@ def _cluster_ranks(config: InferenceConfig, checked: Checked) -> Derived:
     )
 
 
-def derived_values(config: InferenceConfig, arch: Any | None) -> tuple[Derived, ...]:
+def derived_values(
+    config: InferenceConfig,
+    arch: Any | None,
+    *,
+    memory: int = 0,
+    num_blocks: Mapping[str, int] | None = None,
+) -> tuple[Derived, ...]:
     """Everything that can be derived, sizes before what is made of them.
 
     Args:
         config: with automatic values resolved.
         arch: what `parse_arch` of the model's family returned; None = its files are not here.
+        memory: bytes that each rank has; 0 = as platform.device_memory says, if it does.
+        num_blocks: pool -> the blocks that a run had; None = it has not run.
     """
     if config.role in WITHOUT_RANKS:
         return ()
@@ -69,7 +109,8 @@ def derived_values(config: InferenceConfig, arch: Any | None) -> tuple[Derived, 
     if arch is not None:
         share = rank_share(config, arch)
         found += [*_heads(share), *_experts(share), *_weights(config, share)]
-        found += kv_cache_values(config, share)
+        memory = memory or config.platform.device_memory
+        found += kv_cache_values(config, share, memory=memory, num_blocks=num_blocks)
     return tuple(found)
 
 
@@ -110,7 +151,7 @@ def _groups(config: InferenceConfig) -> Iterator[Derived]:
         return
     for name, groups in layout.all_partitions.items():
         yield Derived(
-            name=f"groups.{name}",
+            name=f"{GROUPS}.{name}",
             value=[list(ranks) for ranks in groups],
             formula=group_formula(layout, name),
             unit="ranks",

@@ -1,6 +1,7 @@
 """What follows from a configuration for the KV cache of a rank: bytes, blocks, requests."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from inferkit.config.memory import cached_len
 from inferkit.config.schema import InferenceConfig
@@ -10,8 +11,29 @@ from inferkit.inspect.snapshot import Derived
 from inferkit.inspect.wording import size_text
 
 
-def kv_cache_values(config: InferenceConfig, share: RankShare) -> Iterator[Derived]:
-    """Memory is taken in whole blocks; the null block is one more."""
+@dataclass(frozen=True, kw_only=True)
+class _Pool:
+    """Blocks of a rank."""
+
+    blocks: int
+    formula: str
+    is_at_most: bool = False
+    """Memory was not looked at."""
+
+
+def kv_cache_values(
+    config: InferenceConfig,
+    share: RankShare,
+    *,
+    memory: int,
+    num_blocks: Mapping[str, int] | None = None,
+) -> Iterator[Derived]:
+    """Memory is taken in whole blocks; the null block is one more.
+
+    Args:
+        memory: bytes of a rank; 0 = not known.
+        num_blocks: pool -> the blocks that a run had; None = it has not run.
+    """
     kv_cache, batch = config.kv_cache, config.batch_size_per_dp_rank
     block_size, per_token = kv_cache.block_size, share.kv_bytes_per_token
     yield Derived(
@@ -50,14 +72,27 @@ def kv_cache_values(config: InferenceConfig, share: RankShare) -> Iterator[Deriv
         f" = {numbers}",
         unit="blocks",
     )
-    blocks, formula = _pool(config, share, wanted, block_bytes)
-    yield Derived(name="kv_cache.blocks", value=blocks, formula=formula, unit="blocks")
+    if num_blocks:
+        pool = _recorded(num_blocks, wanted)
+    else:
+        pool = _planned(config, share, wanted, block_bytes, memory)
+    blocks = pool.blocks
+    yield Derived(
+        name="kv_cache.blocks",
+        value=blocks,
+        formula=pool.formula,
+        unit="blocks",
+        is_at_most=pool.is_at_most,
+    )
+    if num_blocks and len(num_blocks) > 1:
+        return  # blocks of several sizes
     yield Derived(
         name="kv_cache.pool_bytes",
         value=blocks * block_bytes,
         formula=f"kv_cache.blocks * block_bytes = {blocks} * {block_bytes:,}",
         unit="bytes",
         text=size_text(blocks * block_bytes),
+        is_at_most=pool.is_at_most,
     )
     at_once, dp_size = min(batch, max(0, blocks - 1) // of_request), config.parallel.attn_dp_size
     yield Derived(
@@ -66,6 +101,7 @@ def kv_cache_values(config: InferenceConfig, share: RankShare) -> Iterator[Deriv
         formula="min(batch_size_per_dp_rank, (kv_cache.blocks - 1) / blocks_per_request)"
         f" * attn_dp_size = min({batch}, {blocks - 1} / {of_request}) * {dp_size}",
         unit="requests",
+        is_at_most=pool.is_at_most,
     )
 
 
@@ -89,22 +125,34 @@ def _kv_formula(config: InferenceConfig, share: RankShare) -> str:
     return text if is_whole else "over all layers of the rank that holds most"
 
 
-def _pool(
-    config: InferenceConfig, share: RankShare, wanted: int, block_bytes: int
-) -> tuple[int, str]:
+def _recorded(num_blocks: Mapping[str, int], wanted: int) -> _Pool:
+    """As the ranks of a run have sized their pools."""
+    total = sum(num_blocks.values())
+    if len(num_blocks) > 1:
+        parts = " + ".join(f"{name} {count:,}" for name, count in num_blocks.items())
+        return _Pool(blocks=total, formula=f"recorded by the run, of several pools: {parts}")
+    why = "" if total >= wanted else f", less than the {wanted:,} wanted"
+    return _Pool(blocks=total, formula=f"recorded by the run{why}")
+
+
+def _planned(
+    config: InferenceConfig, share: RankShare, wanted: int, block_bytes: int, memory: int
+) -> _Pool:
     """Blocks of a rank's pool, as far as this can be said before the device is asked."""
-    kv_cache, memory = config.kv_cache, config.platform.device_memory
+    kv_cache = config.kv_cache
     if kv_cache.num_blocks:
-        return kv_cache.num_blocks, "kv_cache.num_blocks"
+        return _Pool(blocks=kv_cache.num_blocks, formula="kv_cache.num_blocks")
     if not memory:
-        return wanted, "blocks_wanted, or less where the device has less memory"
+        formula = "blocks_wanted; memory is not looked at, see platform.device_memory"
+        return _Pool(blocks=wanted, formula=formula, is_at_most=True)
+    is_given = memory == config.platform.device_memory
+    of_rank = "platform.device_memory" if is_given else "memory that a rank has here"
     room = int((memory - share.weight_bytes) * kv_cache.mem_fraction)
-    fitting = max(0, room // block_bytes)
     formula = (
-        "what is wanted and fits into (platform.device_memory - rank.weight_bytes) * mem_fraction"
+        f"what is wanted and fits into ({of_rank} - rank.weight_bytes) * mem_fraction"
         f" = min({wanted}, {room:,} / {block_bytes:,})"
     )
-    return min(wanted, fitting), formula
+    return _Pool(blocks=min(wanted, max(0, room // block_bytes)), formula=formula)
 
 
 def _longest(config: InferenceConfig, length: int) -> str:

@@ -7,13 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from inferkit.config.arguments import Arguments, UsageError
+from inferkit.config.cluster_roles import CLUSTER, INSTANCES
 from inferkit.config.faults import did_you_mean
 from inferkit.config.keys import similar_keys
 from inferkit.config.provenance import RESOLVED_FILE
 from inferkit.core.exit_codes import EXIT_OK
-from inferkit.inspect.explain_text import explain_all, explain_some
+from inferkit.inspect.derived import DERIVED_NAMES, GROUPS
+from inferkit.inspect.explain_text import (
+    CANNOT_RUN,
+    RECORDED_CANNOT_RUN,
+    explain_all,
+    explain_some,
+)
 from inferkit.inspect.recorded import file_snapshot, run_snapshot
-from inferkit.inspect.snapshot import Snapshot
+from inferkit.inspect.snapshot import Derived, Snapshot
 from inferkit.inspect.take import NO_MODEL_FILES, take_snapshot
 
 USAGE = """\
@@ -66,11 +73,15 @@ def run(arguments: Arguments) -> int:
         snapshot = (file_snapshot if path.is_file() else run_snapshot)(path, space)
     else:
         snapshot = take_snapshot(overrides, space)
-    found = select(snapshot, keys) if keys else snapshot
+    found = select(snapshot, keys, is_whole=not source) if keys else snapshot
     if arguments.options.format == "json":
         print(json.dumps(found.to_json(), indent=2, ensure_ascii=False, default=str))
     else:
-        print(explain_some(snapshot, keys) if keys else explain_all(snapshot))
+        title = RECORDED_CANNOT_RUN if source else CANNOT_RUN
+        if keys:
+            print(explain_some(snapshot, keys, cannot_run=title))
+        else:
+            print(explain_all(snapshot, cannot_run=title))
     return EXIT_OK
 
 
@@ -85,15 +96,22 @@ def _is_place(word: str) -> bool:
     return is_path or (path / RESOLVED_FILE).is_file()
 
 
-def select(snapshot: Snapshot, keys: Sequence[str]) -> Snapshot:
+def select(snapshot: Snapshot, keys: Sequence[str], *, is_whole: bool = False) -> Snapshot:
     """The leaves, groups and derived values that `keys` name, or nodes above them.
+
+    Args:
+        is_whole: `keys` are all words without a value, so that the first may be meant as a folder.
 
     Raises:
         UsageError: there is no such key.
     """
     unknown = [key for key in keys if not _names(snapshot, key)]
     if unknown:
-        raise UsageError("\n".join(_unknown(snapshot, key) for key in unknown))
+        texts = [_unknown(snapshot, key, is_place=is_whole and key == keys[0]) for key in unknown]
+        faults = [f"  {line}" for text in snapshot.faults for line in text.splitlines()]
+        if faults and not snapshot.derived and any(map(_is_derived, unknown)):
+            texts += ["the faults of the configuration:", *faults]
+        raise UsageError("\n".join(texts))
     names = {name for key in keys for name in _names(snapshot, key)}
     return replace(
         snapshot,
@@ -115,13 +133,33 @@ def _all_names(snapshot: Snapshot) -> Iterator[str]:
     yield from (one.name for one in snapshot.derived)
 
 
-def _unknown(snapshot: Snapshot, key: str) -> str:
+def _unknown(snapshot: Snapshot, key: str, *, is_place: bool) -> str:
+    if key.partition(".")[0] == GROUPS and _is_alone(snapshot):
+        return f"{key}: there are none: parallel.world_size=1, one rank has no groups"
+    if _is_derived(key) and not any(map(_is_of_model, snapshot.derived)):
+        if snapshot.faults:
+            return f"{key}: is not known: it follows from sizes, which have a fault"
+        if NO_MODEL_FILES in snapshot.notes:
+            return f"{key}: is not known: {NO_MODEL_FILES}"
     names = list(dict.fromkeys(_all_names(snapshot)))
     nodes = [name.rpartition(".")[0] for name in names if "." in name]
     near = similar_keys(key, list(dict.fromkeys([*names, *nodes])))
     advice = did_you_mean(" or ".join(near)) if near else "; `inferkit explain` shows all of them"
-    if not near and snapshot.faults:
-        advice += "; derived values are known only of a configuration that can run"
-    elif not near and NO_MODEL_FILES in snapshot.notes:
-        advice += f"; {NO_MODEL_FILES}"
-    return f"{key}: there is no such key, group or derived value{advice}"
+    place = ", and no such folder" if is_place and not near else ""
+    return f"{key}: there is no such key, group or derived value{place}{advice}"
+
+
+def _is_derived(key: str) -> bool:
+    """Whether it is, or is a node of, derived values that a configuration may lack."""
+    own = key.partition(".")[2] if key.partition(".")[0] in INSTANCES else key
+    return own in (GROUPS, "rank") or own.startswith(f"{GROUPS}.") or own in DERIVED_NAMES
+
+
+def _is_of_model(one: Derived) -> bool:
+    return one.name.rpartition(".")[2] == "weight_bytes"
+
+
+def _is_alone(snapshot: Snapshot) -> bool:
+    """Whether it has one rank, and not several instances of it."""
+    world_size = snapshot.leaves.get("parallel.world_size")
+    return world_size is not None and world_size.value == 1 and snapshot.role != CLUSTER

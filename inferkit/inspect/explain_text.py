@@ -4,36 +4,49 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
-from inferkit.config.origins import COMMAND_LINE
+from inferkit.config.origins import ADDED, COMMAND_LINE
 from inferkit.config.reference import key_texts
 from inferkit.inspect.snapshot import Derived, Leaf, Origin, Snapshot
-from inferkit.inspect.wording import derived_text, origin_text, short_origin, value_text
+from inferkit.inspect.wording import (
+    BYTES,
+    derived_text,
+    exact_text,
+    origin_text,
+    short_origin,
+    value_text,
+)
 
 LINE_LENGTH = 100
 CANNOT_RUN = "cannot run (`inferkit check` with these words shows a command that works)"
+RECORDED_CANNOT_RUN = "cannot run here as it is"
+"""Of a run directory or a file, which are no words of a command."""
 VALUE_LENGTH = 44
 """A longer value is cut in a table; `explain KEY` shows it whole."""
 
 Row = tuple[str, str, str]
 
 
-def explain_all(snapshot: Snapshot) -> str:
-    """Every group, key and derived value in a line of its own."""
+def explain_all(snapshot: Snapshot, *, cannot_run: str = CANNOT_RUN) -> str:
+    """Every group, key and derived value in a line of its own.
+
+    Args:
+        cannot_run: title of the faults.
+    """
     keys = [line for rows in _by_node(snapshot) for line in (*_table(rows), "")][:-1]
     return _sections(
         ("group choices", _table(_choice_rows(snapshot, snapshot.choices))),
         ("keys", keys),
         ("what follows", _derived_lines(snapshot.derived)),
-        (CANNOT_RUN, _sentences(snapshot.faults)),
+        (cannot_run, _sentences(snapshot.faults)),
         ("warnings", _sentences(snapshot.warnings)),
         ("notes", _sentences(snapshot.notes)),
     )
 
 
-def explain_some(snapshot: Snapshot, keys: Sequence[str]) -> str:
+def explain_some(snapshot: Snapshot, keys: Sequence[str], *, cannot_run: str = CANNOT_RUN) -> str:
     """What is known of each of `keys`, which are keys, nodes, groups or derived values."""
     found = ["\n".join(_explain(snapshot, key)) for key in dict.fromkeys(keys)]
-    faults = _sections((CANNOT_RUN, _sentences(snapshot.faults)))
+    faults = _sections((cannot_run, _sentences(snapshot.faults)))
     return "\n\n".join(block for block in [*found, faults] if block)
 
 
@@ -44,19 +57,47 @@ def _sections(*sections: tuple[str, Iterable[str]]) -> str:
 
 
 def _explain(snapshot: Snapshot, key: str) -> Iterator[str]:
+    below = _below(snapshot, key)
+    choice, leaf = snapshot.choices.get(key), snapshot.leaves.get(key)
     if key in snapshot.choices:
-        yield f"{key} = {snapshot.choices[key]}  (a group; the keys that it sets are below)"
+        told = "a group; the keys that it sets are below" if below else "a group; it sets no key"
+        yield f"{key} = {choice}  ({told})"
         yield from _meaning(key)
-        yield from _origin_lines(snapshot.choosers.get(key, ()), snapshot.choices[key])
-    leaf = snapshot.leaves.get(key)
-    if leaf is not None and (key not in snapshot.choices or leaf.value != {}):
+        yield from _origin_lines(snapshot.choosers.get(key, ()), choice)
+        yield from _axis(snapshot, key)
+    if leaf is not None and (key not in snapshot.choices or leaf.value not in ({}, choice)):
         yield from _explain_leaf(snapshot, key, leaf)
     for one in snapshot.derived:
         if one.name == key:
             yield from _explain_derived(snapshot, one)
-    below = {name: leaf for name, leaf in snapshot.leaves.items() if name.startswith(f"{key}.")}
     yield from _table(_leaf_rows(below))
     yield from _derived_lines(one for one in snapshot.derived if one.name.startswith(f"{key}."))
+
+
+def _below(snapshot: Snapshot, key: str) -> dict[str, Leaf]:
+    """Leaves of a node or a group; of a group whose options set keys of any node, those keys."""
+    if key in snapshot.choices and key in ADDED:
+        option = f"{key}={snapshot.choices[key]}"
+        return {
+            name: leaf
+            for name, leaf in snapshot.leaves.items()
+            if any(one.kind == key and one.text.lstrip("+") == option for one in leaf.origins)
+        }
+    node = key.replace("/", ".") if key in snapshot.choices else key
+    return {
+        name: leaf
+        for name, leaf in snapshot.leaves.items()
+        if name.startswith(f"{node}.") or (name == node != key)
+    }
+
+
+def _axis(snapshot: Snapshot, key: str) -> list[str]:
+    """That a sweep gives the key other values than the one that is shown."""
+    values = snapshot.axes.get(key)
+    if values is None:
+        return []
+    text = f"{values}: each cell of the sweep has one of these; the value above is without it"
+    return _wrapped(text, "  swept as    ", " " * 14)
 
 
 def _explain_leaf(snapshot: Snapshot, key: str, leaf: Leaf) -> Iterator[str]:
@@ -65,6 +106,7 @@ def _explain_leaf(snapshot: Snapshot, key: str, leaf: Leaf) -> Iterator[str]:
     if not leaf.origins:
         yield "  set by      not recorded"
     yield from _origin_lines(leaf.origins, leaf.value)
+    yield from _axis(snapshot, key)
     yield from _uses(snapshot, key)
 
 
@@ -88,7 +130,7 @@ def _origin_lines(origins: Sequence[Origin], value: object) -> Iterator[str]:
 
 def _explain_derived(snapshot: Snapshot, one: Derived) -> Iterator[str]:
     text = derived_text(one)
-    exact = f" ({one.value:,} {one.unit})" if one.text and isinstance(one.value, int) else ""
+    exact = f" ({exact_text(one)})" if one.unit == BYTES and exact_text(one) not in text else ""
     yield from _wrapped(f"{one.name} = {text}{exact}", "", "    ")
     yield from _wrapped(one.formula, "  derived     ", " " * 14)
     yield from _uses(snapshot, one.name)

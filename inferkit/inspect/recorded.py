@@ -1,14 +1,13 @@
 """Snapshots of what is written down: run directories, and YAML files with keys."""
 
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from inferkit.config.config_file import words_of_file
-from inferkit.config.leaves import flat
+from inferkit.config.config_file import leaves_of_file, words_of_file
 from inferkit.config.origins import AUTOMATIC, COMMAND_LINE, shown_path
 from inferkit.config.provenance import PROVENANCE_FILE, RESOLVED_FILE
 from inferkit.config.recorded import read_origins
@@ -34,17 +33,37 @@ def file_snapshot(file: Path, space: ConfigSpace, *, title: str = "") -> Snapsho
         ConfigError: it cannot be read as one.
     """
     found = take_snapshot(words_of_file(file, space), space, title=title or str(file))
-    lines, own = key_lines(file), _flat_yaml(file)
+    lines, own = key_lines(file), leaves_of_file(file)
+    refused = {_key_of_fault(fault) for fault in found.left_out}
     leaves = {}
-    for key, leaf in found.leaves.items():
+    for key, leaf in with_keys(found.leaves, own).items():
         line = lines.get(key) or (line_of(lines, key) if _is_typed(leaf) else 0)
         if line:
             value = own.get(key, leaf.value)
             origin = Origin(kind=FILE, text="", value=value, file=shown_path(file), line=line)
+            before = [one for one in leaf.origins if one.kind not in (COMMAND_LINE, AUTOMATIC)]
+            if key in refused:
+                leaf = Leaf(value=value)
             made = leaf.origins[-1:] if value != leaf.value and _is_automatic(leaf) else ()
-            leaf = replace(leaf, origins=(origin, *made))
+            leaf = replace(leaf, origins=(*before, origin, *made))
         leaves[key] = leaf
-    return replace(found, leaves=leaves, choices={}, choosers={})
+    # What does not compose is shown as the file has it.
+    return replace(found, leaves=leaves, left_out=(), choices={}, choosers={})
+
+
+def with_keys(leaves: Mapping[str, Leaf], own: Mapping[str, Any]) -> dict[str, Leaf]:
+    """`leaves`, and what a file has beside them: keys that this version does not know."""
+    unknown = {key: Leaf(value=value) for key, value in own.items() if key not in leaves}
+    return dict(leaves) | {
+        key: leaf
+        for key, leaf in unknown.items()
+        if not (leaf.value == {} and any(name.startswith(f"{key}.") for name in leaves))
+    }
+
+
+def _key_of_fault(text: str) -> str:
+    """`a.b` of `a.b=1: is no text`, and of `a.b: has no value`."""
+    return re.split("[=:]", text.lstrip("+~"), maxsplit=1)[0]
 
 
 def _is_typed(leaf: Leaf) -> bool:
@@ -65,17 +84,24 @@ def run_snapshot(run_dir: Path, space: ConfigSpace, *, title: str = "") -> Snaps
     file = run_dir / RESOLVED_FILE
     if not file.is_file():
         raise ConfigError(_no_run(run_dir))
-    found = take_snapshot(words_of_file(file, space), space, title=title or str(run_dir))
-    recorded = _flat_yaml(file)
-    origins = read_origins(run_dir)
     provenance = read_json(run_dir / PROVENANCE_FILE)
+    found = take_snapshot(
+        words_of_file(file, space),
+        space,
+        title=title or str(run_dir),
+        num_blocks=provenance.get("kv_blocks"),
+    )
+    recorded = leaves_of_file(file)
+    origins = read_origins(run_dir)
     choices: dict[str, str | None] = provenance.get("choices", {})
     metrics = read_json(run_dir / METRICS_FILE)
     return replace(
         found,
         leaves={
-            key: replace(leaf, origins=origins.get(key, ())) for key, leaf in found.leaves.items()
+            key: Leaf(value=recorded.get(key, leaf.value), origins=origins.get(key, ()))
+            for key, leaf in with_keys(found.leaves, recorded).items()
         },
+        left_out=(),
         choices={name: choices[name] for name in reversed(choices) if "hydra/" not in name},
         choosers={name: origins[name] for name in reversed(choices) if name in origins},
         notes=(
@@ -85,11 +111,6 @@ def run_snapshot(run_dir: Path, space: ConfigSpace, *, title: str = "") -> Snaps
         metrics=metrics or None,
         circumstances=circumstances(provenance),
     )
-
-
-def _flat_yaml(file: Path) -> dict[str, Any]:
-    content = yaml.safe_load(file.read_text("utf-8"))
-    return flat(content) if isinstance(content, dict) else {}
 
 
 def _no_run(folder: Path) -> str:

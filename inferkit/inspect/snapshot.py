@@ -44,6 +44,8 @@ class Derived:
     """bytes, tokens, ranks, ...; how `text` is chosen."""
     text: str = ""
     """The value for people, where `value` is not enough: `436 MiB`, `{0-7} {8-15}`."""
+    is_at_most: bool = False
+    """Whether it is a bound: a device with less memory has less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,10 @@ class Snapshot:
     derived: tuple[Derived, ...] = ()
     faults: tuple[str, ...] = ()
     """Rules that it breaks; then `derived` may be empty."""
+    left_out: tuple[str, ...] = ()
+    """Those of `faults` that are of overrides which do not compose: the leaves are without them."""
+    axes: Mapping[str, str] = field(default_factory=dict)
+    """Key or group -> values that a file of conf/sweep sweeps; the leaves have none of them."""
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """What could not be found out, and why."""
@@ -99,6 +105,8 @@ class Snapshot:
             leaves=leaves,
             derived=tuple(Derived(**one) for one in data["derived"]),
             faults=tuple(data["faults"]),
+            left_out=tuple(data.get("left_out", ())),
+            axes=data.get("axes", {}),
             warnings=tuple(data["warnings"]),
             notes=tuple(data["notes"]),
             metrics=data["metrics"],

@@ -95,7 +95,8 @@ def _address(host: str, port: int) -> str:
 def _instance(checked: Checked) -> Iterator[Row]:
     cfg = checked.config
     assert cfg is not None, "only a configuration without faults has a summary"
-    derived = {one.name: one for one in derived_values(cfg, checked.files.arch)}
+    found = derived_values(cfg, checked.files.arch, memory=checked.memory)
+    derived = {one.name: one for one in found}
     chunked = "chunked prefill" if cfg.scheduler.enable_chunked_prefill else "whole prompts"
     yield "request length", _length(cfg)
     per_rank = derived["scheduler.batch_size_per_dp_rank"].value
@@ -146,8 +147,8 @@ def _model(cfg: InferenceConfig, derived: Mapping[str, Derived]) -> Iterator[Row
     yield "KV cache", f"{derived['rank.kv_bytes_per_token'].value:,} bytes per token{of_rank}"
     if "kv_cache.blocks" in derived:
         yield "KV blocks", _blocks(cfg, derived)
-        at_once = derived["kv_cache.concurrent_requests"].value
-        yield "at once", f"{at_once:,} requests of {cfg.engine.max_model_len:,} tokens"
+        at_once = derived_text(derived["kv_cache.concurrent_requests"])
+        yield "at once", f"{at_once} requests of {cfg.engine.max_model_len:,} tokens"
 
 
 def _blocks(cfg: InferenceConfig, derived: Mapping[str, Derived]) -> str:

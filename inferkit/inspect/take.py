@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from inferkit.config.automatic import with_automatic
+from inferkit.config.axes import swept
 from inferkit.config.check import Checked, Checker
 from inferkit.config.choices import find_choosers
 from inferkit.config.leaves import flat, unresolved
@@ -24,13 +25,20 @@ NO_MODEL_FILES = (
 )
 
 
-def take_snapshot(overrides: Sequence[str], space: ConfigSpace, *, title: str = "") -> Snapshot:
+def take_snapshot(
+    overrides: Sequence[str],
+    space: ConfigSpace,
+    *,
+    title: str = "",
+    num_blocks: Mapping[str, int] | None = None,
+) -> Snapshot:
     """What these overrides come to; nothing is started and no device is needed.
 
     Args:
         overrides: of one run, without sweep values. Those that do not compose are told as faults,
             and the snapshot is of the others.
         title: how the user named it; empty = the overrides.
+        num_blocks: pool -> blocks of the KV cache of a rank that ran; None = nothing has run.
     """
     checker = Checker(space, is_run=False, asks_host=False)
     checked = checker.check_overrides(overrides)
@@ -39,26 +47,35 @@ def take_snapshot(overrides: Sequence[str], space: ConfigSpace, *, title: str = 
     origins: Mapping[str, tuple[Origin, ...]] = find_origins(space, composition.used)
     composed = checked.composed
     assert composed is not None, "a check composes"
-    resolved = checked.config or _resolved(composed, checked)
+    resolved = checked.sized or _resolved(composed, checked)
     values = flat(plain(resolved))
     origins = with_automatic(origins, resolved)
     for fault in (*structure_faults(composition.cfg), *secret_faults(composition.cfg)):
         if fault.key in written:  # its value is only a harmless one now
             values[fault.key] = written[fault.key]
     notes = []
-    if checked.config is not None and checked.files.arch is None:
+    if checked.sized is not None and checked.files.arch is None:
         notes.append(NO_MODEL_FILES)
+    axes = swept(composition.hydra, composition.used)
+    notes += [axis_note(name, values) for name, values in axes.items()]
     return Snapshot(
         title=title or " ".join(overrides) or "defaults",
         role=composed.role,
         choices=_choices(composition.hydra.runtime.choices),
         choosers=find_choosers(space, composition.used),
         leaves={key: Leaf(value=v, origins=origins.get(key, ())) for key, v in values.items()},
-        derived=derived_of(checked),
+        derived=derived_of(checked, num_blocks=num_blocks),
         faults=tuple(map(str, checked.faults)),
+        left_out=tuple(map(str, composition.faults)),
+        axes=axes,
         warnings=tuple(map(str, checked.warnings)),
         notes=tuple(notes),
     )
+
+
+def axis_note(name: str, values: str) -> str:
+    """What one value of a swept key, or one option of a swept group, must be read with."""
+    return f"{name} is an axis of a sweep: {values}; shown is what it has where nothing is swept"
 
 
 def _resolved(composed: InferenceConfig, checked: Checked) -> InferenceConfig:

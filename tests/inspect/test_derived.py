@@ -10,7 +10,7 @@ import pytest
 
 from inferkit.config.check import Checker
 from inferkit.config.space import ConfigSpace
-from inferkit.inspect.derived import derived_of, derived_values
+from inferkit.inspect.derived import DERIVED_NAMES, derived_of, derived_values
 from inferkit.inspect.snapshot import Derived
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
@@ -194,3 +194,20 @@ def test_the_numbers_of_a_group_are_those_of_its_formula(derive: Derive, option:
             for left, right in zip(ranks, ranks[1:], strict=False)
         }
         assert steps <= set(apart or [1]), name
+
+
+def test_all_names_are_known(derive: Derive) -> None:
+    found = derive("parallel=tp2")
+    moe = derive("model=qwen3_235b_a22b", "parallel=dp8tp2")
+
+    names = {name for name in found.keys() | moe.keys() if not name.startswith("groups.")}
+    assert names == set(DERIVED_NAMES)
+
+
+def test_a_bound_is_told_where_no_memory_is_looked_at(derive: Derive) -> None:
+    names = ("kv_cache.blocks", "kv_cache.pool_bytes", "kv_cache.concurrent_requests")
+    of_memory = derive("platform.device_memory=1000000000")
+    of_blocks = derive("kv_cache.num_blocks=50")
+
+    assert [one.name for one in derive().values() if one.is_at_most] == list(names)
+    assert not any(one.is_at_most for one in (*of_memory.values(), *of_blocks.values()))

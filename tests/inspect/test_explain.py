@@ -136,8 +136,55 @@ def test_a_misspelt_key_is_told_with_the_right_one(told: Callable[..., str]) -> 
 def test_why_a_derived_value_is_not_known(told: Callable[..., str]) -> None:
     with pytest.raises(UsageError, match="the model's files are not here"):
         told("rank.weight_bytes")
-    with pytest.raises(UsageError, match="known only of a configuration that can run"):
+    with pytest.raises(UsageError) as caught:
         told("rank.weight_bytes", "parallel=tp3")
+    lines = str(caught.value).splitlines()
+    assert lines[:2] == [
+        "rank.weight_bytes: is not known: it follows from sizes, which have a fault",
+        "the faults of the configuration:",
+    ]
+    assert lines[2].startswith("  parallel=tp3: there is no such option")
+    with pytest.raises(UsageError, match="parallel.world_size=1, one rank has no groups"):
+        told("groups")
+    with pytest.raises(UsageError, match="nowhere: there is no such .*, and no such folder; "):
+        told("nowhere")
+
+
+def test_sizes_are_told_where_only_memory_is_too_small(told: Callable[..., str]) -> None:
+    words = ("model=qwen3_8b", "parallel=tp2", "platform.device_memory=1000000000")
+    text = told("rank.heads", "rank.weight_bytes", *words)
+
+    assert text.startswith("rank.heads = 16 of 32 query heads\n  derived ")
+    assert re.search(r"^rank\.weight_bytes = 7,81\d MiB \([\d,]+ bytes\)$", text, re.M)
+    assert "\ncannot run (`inferkit check` with these words" in text
+    assert "  model: its weights take 7,81" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        (("disagg/transfer", "+role=cluster"), {"disagg.transfer._target_"}),
+        (("experiment", "+experiment=qwen3_8b_tp2"), {"parallel.embed_tp_size"}),
+        (("role", "+role=serve"), {"role", "kv_cache.enable_prefix_cache"}),
+    ],
+)
+def test_the_keys_that_a_group_sets_are_below(
+    told: Callable[..., str], words: tuple[str, ...], keys: set[str]
+) -> None:
+    text = told(*words)
+
+    assert text.count("(a group; the keys that it sets are below)") == 1
+    assert text.count(f"{words[0]} = ") == 1
+    assert keys <= {line.split()[0] for line in text.splitlines()}
+
+
+def test_an_axis_of_a_sweep_is_told(told: Callable[..., str]) -> None:
+    text = told("scheduler.batch_size", "parallel", "+sweep=split")
+
+    assert "  swept as    2,4,8: each cell of the sweep has one of these;" in text
+    assert "  swept as    tp1,tp2,dp2: each cell" in text
+    assert "scheduler.batch_size is an axis of a sweep: 2,4,8" in told("+sweep=split")
+    assert "swept as" not in told("parallel", "+sweep=split", "parallel=tp2")
 
 
 def test_json_is_a_snapshot_of_all_or_of_what_is_named(told: Callable[..., str]) -> None:
@@ -193,7 +240,12 @@ def test_a_yaml_file_tells_its_lines(told: Callable[..., str], tmp_path: Path) -
     text = told(str(file), "scheduler.batch_size")
 
     assert text.startswith("scheduler.batch_size = 8\n")
-    assert f"  set by      {file}:3\n" in text
+    assert f"  set by      {file}:3\n  instead of  0  default, " in text
+
+    file.write_text("scheduler:\n  batch_size: abc\n")
+    text = told(str(file), "scheduler.batch_size")
+    assert text.startswith("scheduler.batch_size = abc\n")
+    assert "\ncannot run here as it is\n" in text and "inferkit check" not in text
 
 
 def test_what_cannot_be_explained_is_refused(told: Callable[..., str], run_dir: Path) -> None:

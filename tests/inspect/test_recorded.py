@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from inferkit.config.check import Checker
 from inferkit.config.provenance import resolved_yaml
 from inferkit.config.space import ConfigSpace
 from inferkit.core.errors import ConfigError
+from inferkit.inspect.diff.compare import compare
 from inferkit.inspect.recorded import file_snapshot, run_snapshot
 
 MODEL = ("model=qwen3_8b", "model.with_ckpt=false")
@@ -107,6 +109,61 @@ def test_a_file_is_the_origin_of_its_keys(space: ConfigSpace, tmp_path: Path) ->
     assert leaves["model.arch.hidden_size"].origins[-1].place == f"{file}:6"
     batch = leaves["scheduler.batch_size"]
     assert batch.value == 32
-    assert [origin.kind for origin in batch.origins] == ["file", "automatic"]
+    assert [origin.kind for origin in batch.origins] == ["schema", "file", "automatic"]
     assert leaves["disagg.mode"].origins[-1].place.startswith("conf/role/prefill.yaml:")
     assert leaves["data.limit"].origins[-1].kind == "schema"
+
+
+def test_recorded_values_are_told_where_the_configuration_cannot_run_here(
+    space: ConfigSpace, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable that it names is not set in this shell."""
+    monkeypatch.delenv("MY_API_KEY", raising=False)
+    file = run_dir / "config.resolved.yaml"
+    text = file.read_text().replace("run_seed: null", "run_seed: 11")
+    text = text.replace("max_model_len: 288", "max_model_len: 300")
+    file.write_text(
+        text.replace("  custom_params: {}", "  custom_params: {api_key: '${oc.env:MY_API_KEY}'}")
+    )
+    other = run_dir.parent / "other"
+    shutil.copytree(run_dir, other)
+    changed = (
+        file.read_text().replace("run_seed: 11", "run_seed: 12").replace("len: 300", "len: 301")
+    )
+    (other / "config.resolved.yaml").write_text(changed)
+
+    left, right = run_snapshot(run_dir, space), run_snapshot(other, space)
+
+    assert any("MY_API_KEY" in fault for fault in left.faults)
+    found = compare(left, right)
+    assert {pair.key for pair in found.leaves} == {"data.run_seed", "engine.max_model_len"}
+    assert found.has_effect
+
+
+def test_the_pool_of_a_run_is_as_it_was(space: ConfigSpace, run_dir: Path) -> None:
+    provenance = json.loads((run_dir / "provenance.json").read_text())
+    write(run_dir / "provenance.json", provenance | {"kv_blocks": {"full": 40}})
+
+    found = {one.name: one for one in run_snapshot(run_dir, space).derived}
+
+    # 288 tokens are 3 blocks of 128; a token takes 36 layers * 2 * 4 heads * 128 * 2 bytes.
+    assert found["kv_cache.blocks"].value == 40
+    assert found["kv_cache.blocks"].formula == "recorded by the run, less than the 97 wanted"
+    assert found["kv_cache.pool_bytes"].value == 40 * 128 * 36 * 2 * 4 * 128 * 2
+    assert found["kv_cache.concurrent_requests"].value == 39 // 3
+    assert not any(one.is_at_most for one in found.values())
+
+
+def test_a_value_of_a_file_that_does_not_fit_is_shown_as_it_is(
+    space: ConfigSpace, tmp_path: Path
+) -> None:
+    file = tmp_path / "some.yaml"
+    file.write_text("scheduler:\n  batch_size: abc\nown: 3\n")
+
+    found = file_snapshot(file, space)
+
+    batch = found.leaves["scheduler.batch_size"]
+    assert batch.value == "abc"
+    assert [origin.kind for origin in batch.origins] == ["schema", "file"]
+    assert found.leaves["own"].value == 3
+    assert len(found.faults) == 2

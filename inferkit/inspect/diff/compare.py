@@ -4,12 +4,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from inferkit.config.automatic import AUTOMATIC_KEYS
 from inferkit.config.origins import AUTOMATIC
+from inferkit.config.resolve import AUTO_PLATFORM
 from inferkit.inspect.circumstances import DECIDING_FILES
 from inferkit.inspect.diff.hand_off import HandOff, hand_off
 from inferkit.inspect.diff.metrics import MetricPair, compare_metrics
 from inferkit.inspect.snapshot import Derived, Leaf, Origin, Snapshot
+from inferkit.inspect.wording import share_text
 
+UNRESOLVED = (0, None, AUTO_PLATFORM)
+"""How automatic values are written."""
 MODEL_SIZE = ".model.parameters"
 """A derived value that is known where the model's shape is."""
 
@@ -141,20 +146,23 @@ def _choices(left: Snapshot, right: Snapshot) -> Iterable[ChoicePair]:
 def _leaves(left: Snapshot, right: Snapshot) -> Iterable[LeafPair]:
     if not left.leaves or not right.leaves:
         return  # one does not compose at all
-    # Sizes with faults leave automatic values as they were written: such are compared with such.
-    as_written = bool(left.faults or right.faults)
     for key in _merged_order(list(left.leaves), list(right.leaves)):
         mine, other = left.leaves.get(key), right.leaves.get(key)
         if mine is not None and other is not None:
-            is_same = _is_same(mine.value, other.value)
-            if not is_same and as_written:
-                is_same = _is_same(written(mine).value, written(other).value)
-            if not is_same:
+            # Where one side has it resolved and the other cannot, what both wrote is compared.
+            is_half = _is_open(key, mine, left) != _is_open(key, other, right)
+            one, another = (written(mine), written(other)) if is_half else (mine, other)
+            if not _is_same(one.value, another.value):
                 yield LeafPair(key=key, left=mine, right=other)
         elif mine is not None and not _is_empty_node(mine, key, right.leaves):
             yield LeafPair(key=key, left=mine, right=None)
         elif other is not None and not _is_empty_node(other, key, left.leaves):
             yield LeafPair(key=key, left=None, right=other)
+
+
+def _is_open(key: str, leaf: Leaf, snapshot: Snapshot) -> bool:
+    """Whether an automatic value is as it was written: sizes with faults leave it so."""
+    return bool(snapshot.faults) and key in AUTOMATIC_KEYS and leaf.value in UNRESOLVED
 
 
 def written(leaf: Leaf) -> Leaf:
@@ -183,7 +191,7 @@ def _derived(left: Sequence[Derived], right: Sequence[Derived]) -> Iterable[Deri
         elif one is None or other is None:
             is_same = not is_known
         else:
-            is_same = _is_same(one.value, other.value)
+            is_same = _is_same(one.value, other.value) and share_text(one) == share_text(other)
         if not is_same:
             yield DerivedPair(name=name, left=one, right=other)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,9 +13,11 @@ from typing import Any
 import yaml
 
 from inferkit.config.arguments import Arguments
+from inferkit.config.faults import key_of, shell_quote
 from inferkit.config.leaves import flat
 from inferkit.core.errors import ConfigError
 from inferkit.inspect.diff.compare import written
+from inferkit.inspect.diff.sources import override_words
 from inferkit.inspect.diff.worktree import Checkout, find_checkout
 from inferkit.inspect.snapshot import SNAPSHOT_VERSION, Leaf, Snapshot
 from inferkit.inspect.take import take_snapshot
@@ -23,10 +26,14 @@ COMPOSE_TIMEOUT_S = 300
 """Composing takes about a second; a slow disk and a busy machine more."""
 WORKING_TREE = "working tree"
 SHORT_COMMIT = 10
+VERBS_FILE = Path("inferkit", "inspect", "verbs.py")
+PLACE = re.compile(r'^ *File "(.+?)", line (\d+)', re.MULTILINE)
+"""A place in a traceback of Python."""
 NOT_KNOWN = (
     "its code has no `explain`: origins and derived values are not known, and automatic values are "
     "compared as they were written (0, auto)"
 )
+OTHER_FORM = NOT_KNOWN.replace("has no `explain`", "has an `explain` of another form")
 
 
 def take_revisions(
@@ -40,6 +47,7 @@ def take_revisions(
     Raises:
         ConfigError: there is no such revision, or nothing of inferkit's in it.
     """
+    _require_single_words(arguments.overrides)
     checkout = checkout or find_checkout()
     commits = [checkout.commit_of(name) for name in (base, head) if name is not None]
     words = arguments.overrides
@@ -49,9 +57,28 @@ def take_revisions(
     else:
         title = _title(WORKING_TREE, words)
         right = take_snapshot(words, arguments.space(), title=title)
-    if NOT_KNOWN in (*left.notes, *right.notes):
+    if {NOT_KNOWN, OTHER_FORM} & {*left.notes, *right.notes}:
         left, right = as_written(left), as_written(right)
     return left, right
+
+
+def _require_single_words(words: Sequence[str]) -> None:
+    """Each word is one override of both sides.
+
+    Raises:
+        ConfigError: one is none, or several in quotes, as a side has them without --base.
+    """
+    for word in words:
+        if not word.strip():
+            raise ConfigError(
+                "with --base the words are overrides of both sides, and '' is none; leave it out"
+            )
+        several = override_words(word) or []
+        if len(several) > 1:
+            raise ConfigError(
+                f"'{word}': with --base every override of both sides is a word of its own: "
+                + " ".join(map(shell_quote, several))
+            )
 
 
 def as_written(snapshot: Snapshot) -> Snapshot:
@@ -100,6 +127,8 @@ class _Code:
     def explain(self, words: Sequence[str]) -> Snapshot | None:
         """What it says itself; None = it cannot, or says it in another form."""
         result = self._run("explain", "--format", "json", *self.flags, *words)
+        if result.returncode != 0 and self._has_explain():
+            raise ConfigError(f"{self.name}: its code cannot explain them: {_reason(result)}")
         try:
             data = json.loads(result.stdout)
         except ValueError:
@@ -107,9 +136,15 @@ class _Code:
         if not isinstance(data, dict) or data.get("version") != SNAPSHOT_VERSION:
             return None
         try:
-            return Snapshot.from_json(data)
+            found = Snapshot.from_json(data)
         except (KeyError, TypeError):
             return None  # fields that one of the two versions does not know
+        return found if "left_out" in data else replace(found, left_out=refused(found, words))
+
+    def _has_explain(self) -> bool:
+        """Whether its command line knows the verb."""
+        file = self.root / VERBS_FILE
+        return file.is_file() and '"explain"' in file.read_text("utf-8")
 
     def composed(self, words: Sequence[str]) -> Snapshot:
         """What can be had of any revision: the composed keys, and the faults of its check."""
@@ -118,10 +153,8 @@ class _Code:
         checked = self._run("check", *self.flags, *words)
         faults = told_faults(checked.stderr) if checked.returncode else []
         if not leaves and not faults:
-            lines = (result.stderr or result.stdout).strip().splitlines()
             raise ConfigError(
-                f"{self.name}: its code cannot compose the overrides: "
-                + (lines[-1] if lines else f"exit code {result.returncode}, no message")
+                f"{self.name}: its code cannot compose the overrides: {_reason(result)}"
             )
         role = leaves.get("role")
         return Snapshot(
@@ -129,7 +162,8 @@ class _Code:
             role=role.value if role is not None else None,
             leaves=leaves,
             faults=tuple(faults),
-            notes=(NOT_KNOWN,),
+            left_out=() if leaves else tuple(faults),
+            notes=(OTHER_FORM if self._has_explain() else NOT_KNOWN,),
         )
 
     def _run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -161,6 +195,28 @@ class _Code:
         for name in names:
             text = text.replace(f"{name}{os.sep}", "")
         return text
+
+
+def _reason(result: "subprocess.CompletedProcess[str]") -> str:
+    """The last line that a command said; of a traceback with the place in the code."""
+    text = (result.stderr or result.stdout).strip()
+    if not text:
+        return f"exit code {result.returncode}, no message"
+    last = text.splitlines()[-1]
+    places = PLACE.findall(text)
+    return f"{places[-1][0]}:{places[-1][1]}: {last}" if places else last
+
+
+def refused(found: Snapshot, words: Sequence[str]) -> tuple[str, ...]:
+    """Faults of words that are not in the snapshot, of code that does not tell of them."""
+    known = found.leaves.keys() | found.choices.keys()
+    groups = {key_of(word): word.partition("=")[2] for word in words}
+    missing = {
+        key
+        for key, value in groups.items()
+        if key not in known or (key in found.choices and found.choices[key] != value)
+    }
+    return tuple(text for text in found.faults if text.lstrip("+~").startswith(tuple(missing)))
 
 
 def _leaves(text: str) -> Mapping[str, Leaf]:

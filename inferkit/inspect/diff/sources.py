@@ -3,18 +3,21 @@
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from inferkit.config.arguments import program_name
 from inferkit.config.check import Checker
-from inferkit.config.cluster_roles import CLUSTER, DECODE, PREFILL
+from inferkit.config.cluster_roles import CLUSTER, DECODE, PREFILL, own_words, unusable_words
 from inferkit.config.faults import closest, did_you_mean, shell_quote
+from inferkit.config.origins import CLUSTER as BY_CLUSTER
+from inferkit.config.origins import COMMAND_LINE
 from inferkit.config.provenance import PROVENANCE_FILE
 from inferkit.config.space import ConfigSpace
 from inferkit.core.errors import ConfigError
 from inferkit.inspect.recorded import file_snapshot, read_json, run_snapshot
-from inferkit.inspect.snapshot import Snapshot
+from inferkit.inspect.snapshot import Origin, Snapshot
 from inferkit.inspect.take import take_snapshot
 
 WORD = re.compile(r"""(?:[^\s'"]|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')+""")
@@ -91,9 +94,15 @@ def _roles_of(word: str, space: ConfigSpace) -> Sides:
         checker = Checker(space, is_run=False)
         composed = checker.check_overrides(words).composed
         if composed is not None and composed.role == CLUSTER:
+            broken = list(unusable_words(composed))
+            if broken:
+                raise ConfigError("\n  ".join(["its roles cannot be compared", *map(str, broken)]))
             plan = checker.plan(words, composed)
             left, right = (
-                take_snapshot(plan.words[role], space, title=f"{role} of {word.strip()}")
+                _of_cluster(
+                    take_snapshot(plan.words[role], space, title=f"{role} of {word.strip()}"),
+                    {*words, *own_words(composed, role)},
+                )
                 for role in (PREFILL, DECODE)
             )
             return left, right
@@ -102,6 +111,24 @@ def _roles_of(word: str, space: ConfigSpace) -> Sides:
         f"  {_against_defaults(word)}\n(one alone only of +role={CLUSTER}, whose prefill is "
         "compared with its decode)"
     )
+
+
+def _of_cluster(instance: Snapshot, typed: Collection[str]) -> Snapshot:
+    """With the overrides that the cluster has added told apart from those of the user."""
+
+    def marked(origins: Iterable[Origin]) -> tuple[Origin, ...]:
+        return tuple(
+            replace(origin, kind=BY_CLUSTER)
+            if origin.kind == COMMAND_LINE and origin.text not in typed
+            else origin
+            for origin in origins
+        )
+
+    leaves = {
+        key: replace(leaf, origins=marked(leaf.origins)) for key, leaf in instance.leaves.items()
+    }
+    choosers = {group: marked(origins) for group, origins in instance.choosers.items()}
+    return replace(instance, leaves=leaves, choosers=choosers)
 
 
 def _against_defaults(word: str) -> str:

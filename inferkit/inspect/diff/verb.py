@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable, Mapping
 
 from inferkit.config.arguments import Arguments, UsageError
+from inferkit.core.errors import ConfigError
 from inferkit.core.exit_codes import EXIT_FAILED, EXIT_OK
 from inferkit.inspect.diff.as_json import as_json
 from inferkit.inspect.diff.compare import Comparison, compare
@@ -11,6 +12,7 @@ from inferkit.inspect.diff.markdown import as_markdown
 from inferkit.inspect.diff.revisions import take_revisions
 from inferkit.inspect.diff.sources import take_sides
 from inferkit.inspect.diff.text import as_text
+from inferkit.inspect.snapshot import Snapshot
 
 USAGE = """\
 Usage: inferkit diff [FLAGS] A B
@@ -37,6 +39,8 @@ compared within. With --base the same overrides are composed by the code of two 
   inferkit diff --base HEAD~1 --format markdown +role=decode
 
 Exit code: 0 = no difference that has an effect, 1 = they differ, 2 = they cannot be compared."""
+
+DEFAULTS = "the defaults"
 
 FORMATS: Mapping[str, Callable[[Comparison], str]] = {
     "text": as_text,
@@ -66,6 +70,22 @@ def run(arguments: Arguments) -> int:
         raise UsageError("--head is compared with --base; give --base REVISION too")
     else:
         left, right = take_sides(arguments.overrides, arguments.space())
+    _require_composed(left, right)
     comparison = compare(left, right)
     print(FORMATS[options.format](comparison))
     return EXIT_FAILED if comparison.has_effect else EXIT_OK
+
+
+def _require_composed(left: Snapshot, right: Snapshot) -> None:
+    """A side without some of its overrides is not what the user named.
+
+    Raises:
+        ConfigError: a side does not compose.
+    """
+    blocks = []
+    for letter, side in (("A", left), ("B", right)):
+        if side.left_out:
+            faults = [f"  {line.strip()}" for text in side.left_out for line in text.splitlines()]
+            blocks += [f"{letter} does not compose: {side.title or DEFAULTS}", *faults]
+    if blocks:
+        raise ConfigError("\n".join(["the two cannot be compared", *blocks]))

@@ -10,7 +10,7 @@ from inferkit.inspect.diff.compare import ChoicePair, Comparison, DerivedPair, L
 from inferkit.inspect.diff.metrics import MetricPair
 from inferkit.inspect.recorded import FILE
 from inferkit.inspect.snapshot import Derived, Leaf, Origin, Snapshot
-from inferkit.inspect.wording import BYTES, derived_text, value_text
+from inferkit.inspect.wording import BYTES, derived_text, exact_text, share_text, value_text
 
 ARROW = "->"
 NONE = "none"
@@ -18,6 +18,10 @@ NO_EFFECT = "no effect: both come to the same configuration"
 SAME = "the two are the same"
 ROLE = "role"
 ALONE = "every rank alone"
+MIB = " MiB"
+TENTH_OF_MIB = 2**20 // 10
+MEMORY_KEYS = ("kv_cache.mem_fraction",)
+"""Keys from which something follows only where the memory of a rank is known."""
 
 
 def leaf_text(leaf: Leaf | None) -> str:
@@ -26,18 +30,45 @@ def leaf_text(leaf: Leaf | None) -> str:
 
 def derived_texts(pair: DerivedPair) -> tuple[str, str]:
     """Both values: numbers with every digit, large sizes in MiB, groups as their ranks."""
-    left, right = _derived_text(pair.left), _derived_text(pair.right)
-    if left == right and pair.left is not None and pair.right is not None:
-        # Rounded they look alike.
-        left, right = (derived_text(replace(one, text="")) for one in (pair.left, pair.right))
-    return left, right
+    if pair.left is None or pair.right is None:
+        left, right = (
+            NONE if one is None else _derived_text(one) for one in (pair.left, pair.right)
+        )
+        return left, right
+    if pair.left.unit == pair.right.unit == BYTES:
+        return _sizes(pair.left, pair.right)
+    return _derived_text(pair.left), _derived_text(pair.right)
 
 
-def _derived_text(one: Derived | None) -> str:
-    if one is None:
-        return NONE
+def _sizes(left: Derived, right: Derived) -> tuple[str, str]:
+    """Both in one unit: in MiB, unless they are too small for it or look alike then."""
+    texts = [derived_text(one) for one in (left, right)]
+    if texts[0] == texts[1]:
+        texts = [_exact(one) for one in (left, right)]
+    elif any(MIB in text for text in texts) and not all(MIB in text for text in texts):
+        if min(left.value, right.value) >= TENTH_OF_MIB:
+            texts = [
+                text
+                if MIB in text
+                else derived_text(replace(one, text=f"{one.value / 2**20:.1f} MiB"))
+                for one, text in zip((left, right), texts, strict=True)
+            ]
+        else:
+            texts = [_exact(one) for one in (left, right)]
+    return texts[0], texts[1]
+
+
+def _exact(one: Derived) -> str:
+    return derived_text(replace(one, text=exact_text(one)))
+
+
+def _derived_text(one: Derived) -> str:
+    """Of counts the number, and what share of each it is."""
     is_number = isinstance(one.value, int) and not isinstance(one.value, bool)
-    return f"{one.value:,}" if is_number and one.unit != BYTES else derived_text(one)
+    if not is_number or one.unit == BYTES:
+        return derived_text(one)
+    share = share_text(one)
+    return _exact(one) + (f", {share}" if share else "")
 
 
 def leaf_rows(comparison: Comparison) -> list[LeafPair]:
@@ -155,6 +186,12 @@ def notes(comparison: Comparison) -> list[str]:
     both = [f"A and B: {text}" for text in left.notes if text in right.notes]
     found = [*both, *(f"A: {text}" for text in left.notes if text not in right.notes)]
     found += [f"B: {text}" for text in right.notes if text not in left.notes]
+    of_memory = [pair.key for pair in comparison.leaves if pair.key in MEMORY_KEYS]
+    if of_memory and any(one.is_at_most for one in (*left.derived, *right.derived)):
+        found.append(
+            f"what follows from {', '.join(of_memory)} is not known, as no memory is looked at; "
+            "it is with platform.device_memory=BYTES"
+        )
     for letter, side, other in (("A", left, right), ("B", right, left)):
         if not side.derived and other.derived:
             found.append(f"{letter}: derived values are not compared: {_without_derived(side)}")

@@ -45,7 +45,8 @@ class Repository:
 
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    """Tags: empty, old (without the verb explain), first, second, slow (never composes)."""
+    """Tags: empty, old (without the verb explain), first, second, slow (never composes),
+    broken (its code is no Python)."""
     repository = Repository(tmp_path_factory.mktemp("repository"))
     folder = repository.folder
     repository.git("init", "--quiet")
@@ -66,9 +67,14 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     paged = (folder / "conf" / "kv_cache" / "paged.yaml").read_text()
     repository.write("conf/kv_cache/paged.yaml", f"{paged}block_size: 64\n")
     repository.write("own/scheduler/mine.yaml", own.replace("5", "6"))
+    repository.write("conf/engine/other.yaml", "warm_up: false\n")
     repository.commit("second")
     main = (folder / "inferkit" / "__main__.py").read_text()
     repository.write("inferkit/__main__.py", "import time\n\ntime.sleep(600)\n")
     repository.commit("slow")
     repository.write("inferkit/__main__.py", main)
+    rules = (folder / "inferkit" / "config" / "rules.py").read_text()
+    repository.write("inferkit/config/rules.py", "x = (1\ny = = 2\n")
+    repository.commit("broken")
+    repository.write("inferkit/config/rules.py", rules)
     return repository

@@ -1,7 +1,8 @@
 import pytest
 
 from inferkit.inspect.diff.compare import compare
-from inferkit.inspect.snapshot import Leaf, Origin
+from inferkit.inspect.diff.wording import derived_texts
+from inferkit.inspect.snapshot import Leaf, Origin, Snapshot
 from tests.inspect.diff.snapshots import derived, leaf, snapshot
 
 
@@ -96,16 +97,39 @@ def test_faults_of_one_side_are_a_difference_and_warnings_are_none() -> None:
 
 
 def test_automatic_values_are_compared_as_written_where_a_side_has_faults() -> None:
-    default = Origin(kind="schema", text="", value=0)
+    key, default = "scheduler.batch_size", Origin(kind="schema", text="", value=0)
     made = Leaf(value=32, origins=(default, Origin(kind="automatic", text="32 * 1", value=32)))
     plain = Leaf(value=0, origins=(default,))
 
-    good, broken = snapshot(leaves={"a": made}), snapshot(leaves={"a": plain}, faults=("f",))
+    good, broken = snapshot(leaves={key: made}), snapshot(leaves={key: plain}, faults=("f",))
 
     assert compare(good, broken).leaves == ()
-    assert compare(good, snapshot(leaves={"a": 3}, faults=("f",))).leaves != ()
-    assert compare(good, snapshot(leaves={"a": 32}, faults=("f",))).leaves == ()
-    assert compare(good, snapshot(leaves={"a": plain})).leaves != ()
+    assert compare(good, snapshot(leaves={key: 3}, faults=("f",))).leaves != ()
+    assert compare(good, snapshot(leaves={key: 32}, faults=("f",))).leaves == ()
+    assert compare(good, snapshot(leaves={key: plain})).leaves != ()
+
+
+def test_resolved_automatic_values_are_compared_whatever_faults_there_are() -> None:
+    def run(seed: int) -> Snapshot:
+        made = Origin(kind="automatic", text="drawn", value=seed)
+        origins = (Origin(kind="schema", text="", value=None), made)
+        leaf = Leaf(value=seed, origins=origins)
+        return snapshot(leaves={"data.run_seed": leaf}, faults=("KEY is not set",))
+
+    (pair,) = compare(run(1), run(2)).leaves
+
+    assert pair.key == "data.run_seed"
+    assert compare(run(1), run(1)).leaves == ()
+
+
+def test_a_share_of_each_is_a_difference_where_counts_are_equal() -> None:
+    half = derived("rank.experts", 8, unit="experts", text="8 of 8 in a layer, 1/2 of each")
+    quarter = derived("rank.experts", 8, unit="experts", text="8 of 8 in a layer, 1/4 of each")
+
+    (pair,) = compare(snapshot(derived=(half,)), snapshot(derived=(quarter,))).derived
+
+    assert derived_texts(pair) == ("8, 1/2 of each", "8, 1/4 of each")
+    assert compare(snapshot(derived=(half,)), snapshot(derived=(half,))).derived == ()
 
 
 def test_nothing_is_said_of_keys_where_a_side_composes_to_none() -> None:

@@ -58,7 +58,7 @@ CASES: dict[str, tuple[str, ...]] = {
         'cluster.prefill_overrides="parallel=tp2 scheduler.batch_size=8"',
     ),
     "broken_and_good": (
-        f"{QWEN} parallel=tp15 scheduler.bath_size=3 +role=serv",
+        f"{QWEN} parallel.world_size=15 scheduler.batch_size=-3 data.limit=-1",
         f"{QWEN} scheduler.batch_size=3",
     ),
     "file": (QWEN, "some.yaml"),

@@ -15,10 +15,11 @@ from inferkit.config.arguments import parse_arguments
 from inferkit.core.errors import ConfigError
 from inferkit.inspect.diff import verb
 from inferkit.inspect.diff.compare import Comparison, LeafPair, compare
-from inferkit.inspect.diff.revisions import NOT_KNOWN, take_revisions, told_faults
+from inferkit.inspect.diff.revisions import NOT_KNOWN, refused, take_revisions, told_faults
 from inferkit.inspect.diff.text import as_text
 from inferkit.inspect.diff.worktree import Checkout
 from tests.inspect.diff.conftest import Repository
+from tests.inspect.diff.snapshots import snapshot
 
 MODEL = ("model=qwen3_8b", "model.with_ckpt=false")
 DEADLINE_S = 120
@@ -104,6 +105,40 @@ def test_code_without_explain_is_asked_for_its_keys(repository: Repository) -> N
 def test_what_is_no_revision(repository: Repository, base: str, head: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         between(repository, base, head)
+
+
+def test_a_revision_without_an_option_is_not_compared(repository: Repository) -> None:
+    """Also where its code does not tell which overrides it has left out."""
+    for base in ("first", "old"):
+        found = between(repository, base, "second", "engine=other", *MODEL)
+
+        (fault,) = found.left.left_out
+        assert "engine=other: there is no such option" in fault
+        assert found.right.left_out == ()
+    told = snapshot(choices={"engine": "default"}, faults=("engine=other: no such", "a.b: bad"))
+    assert refused(told, ["engine=other", "data.limit=3"]) == ("engine=other: no such",)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("", "parallel=tp2"), "with --base the words are overrides of both sides, and '' is none"),
+        (("parallel=tp2 data.limit=3",), r"a word of its own: parallel=tp2 data\.limit=3$"),
+    ],
+)
+def test_words_of_two_sides_are_refused(
+    repository: Repository, words: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        between(repository, "first", "second", *words)
+
+
+def test_an_error_in_the_code_of_a_revision_has_its_place(repository: Repository) -> None:
+    message = (
+        r"^broken \(.*\): its code cannot explain them: inferkit/config/rules.py:\d: SyntaxError"
+    )
+    with pytest.raises(ConfigError, match=message):
+        between(repository, "broken", "first")
 
 
 def start(repository: Repository, *words: str) -> "subprocess.Popen[str]":

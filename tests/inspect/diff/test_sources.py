@@ -3,8 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from inferkit.config.arguments import parse_arguments
 from inferkit.config.space import ConfigSpace
 from inferkit.core.errors import ConfigError
+from inferkit.inspect.diff import verb
 from inferkit.inspect.diff.sources import override_words, take_side, take_sides
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -135,3 +137,40 @@ def test_what_cannot_be_compared(space: ConfigSpace, words: list[str], message: 
 
     with pytest.raises(ConfigError, match=message):
         take_sides(words, space)
+
+
+def test_what_a_cluster_adds_is_not_of_the_command_line(space: ConfigSpace) -> None:
+    word = '+role=cluster data.limit=3 cluster.decode_overrides="scheduler.max_new_tokens=5"'
+
+    prefill, decode = take_sides([word], space)
+
+    port = prefill.leaves["disagg.bootstrap_port"]
+    assert (port.value, port.origins[-1].kind) == (0, "the cluster")
+    assert prefill.choosers["role"][-1].kind == "the cluster"
+    assert prefill.leaves["data.limit"].origins[-1].kind == "command line"
+    assert decode.leaves["scheduler.max_new_tokens"].origins[-1].kind == "command line"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["parallel=nope", "parallel=nope"], "A does not compose.*\n.*\n.*\nB does not compose"),
+        (["paralel=tp2", ""], r"A does not compose: paralel=tp2\n  paralel=tp2: there is no such"),
+        (["", "scheduler.batch_size=x"], "B does not compose: .*\n .*must be an integer"),
+        (["+role=cluster paralel=tp2"], "A does not compose"),
+        (['+role=cluster cluster.decode_overrides="parallel=nope"'], "B does not compose"),
+        (['+role=cluster cluster.decode_overrides="a \\\'"'], "its roles cannot be compared"),
+    ],
+)
+def test_a_side_that_does_not_compose_is_not_compared(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        verb.run(parse_arguments(words, verb.add_options))
+
+
+def test_a_side_that_composes_and_cannot_run_is_compared(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["scheduler.batch_size=-1", "scheduler.batch_size=-1"]
+
+    assert verb.run(parse_arguments(words, verb.add_options)) == 0
+    assert "A and B: scheduler.batch_size=-1: " in capsys.readouterr().out

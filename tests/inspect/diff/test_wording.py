@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from inferkit.inspect.diff.compare import DerivedPair, LeafPair, compare
@@ -60,6 +62,37 @@ def test_sizes_that_look_alike_are_told_in_every_digit() -> None:
 
     assert derived_texts(pair) == ("209,715,200 bytes", "209,715,201 bytes")
     assert size_ratio(pair) == ""
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "texts"),
+    [
+        ((983_040, "983,040 bytes"), (2_949_120, "2.8 MiB"), ("0.9 MiB", "2.8 MiB")),
+        ((4096, "4,096 bytes"), (2**21, "2.0 MiB"), ("4,096 bytes", "2,097,152 bytes")),
+        ((4096, "4,096 bytes"), (8192, "8,192 bytes"), ("4,096 bytes", "8,192 bytes")),
+    ],
+)
+def test_sizes_of_a_row_are_in_one_unit(
+    left: tuple[int, str], right: tuple[int, str], texts: tuple[str, str]
+) -> None:
+    one, other = (derived("x", value, "bytes", text) for value, text in (left, right))
+
+    assert derived_texts(DerivedPair(name="x", left=one, right=other)) == texts
+
+
+def test_what_no_memory_was_looked_at_for_is_told_as_a_bound() -> None:
+    blocks = replace(derived("kv_cache.blocks", 25, "blocks"), is_at_most=True)
+    sides = [
+        snapshot(leaves={"kv_cache.mem_fraction": value}, derived=(blocks,)) for value in (0.1, 0.2)
+    ]
+    pair = DerivedPair(name="x", left=blocks, right=derived("x", 5, "blocks"))
+
+    assert derived_texts(pair) == ("at most 25", "5")
+    assert notes(compare(*sides)) == [
+        "what follows from kv_cache.mem_fraction is not known, as no memory is looked at; it is "
+        "with platform.device_memory=BYTES"
+    ]
+    assert notes(compare(sides[0], sides[0])) == []
 
 
 def test_counts_are_numbers_and_have_no_ratio() -> None:
