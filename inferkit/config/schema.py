@@ -307,11 +307,11 @@ class DisaggConfig:
     write_timeout_s: float = 10.0
     """A write of the transfer engine ends by then, or its connection does."""
     heartbeat_interval_s: float = 5.0
-    """Period in which decode, and the router, look after the instances that they use."""
+    """Period in which decode looks after the prefill instances that it uses."""
     heartbeat_misses: int = 3
     """Beats in a row that may be missed before an instance is taken for lost."""
     register_interval_s: float = 5.0
-    """Period in which ranks of prefill register, and instances join the router, again."""
+    """Period in which ranks of prefill register again at their bootstrap server."""
     secret_env: str | None = None
     """Environment variable that holds the shared secret of control messages; needed where a role
     talks beyond this machine."""
