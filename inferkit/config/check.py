@@ -214,10 +214,11 @@ def _sized(
 
 
 def _concerns_sizes(key: str) -> bool:
-    """Whether a fault of this key can make sizes wrong; what a user's own component is given
-    does not."""
+    """Whether a fault of this key can make sizes wrong; which component a user puts in place of
+    ours, unless it is the model, and what it is given, do not."""
     node, _, rest = key.partition(".")
-    return node in SIZE_NODES and not f"{rest}.".startswith("params.")
+    is_of_component = f"{rest}.".startswith("params.") or (node != "model" and rest == "_target_")
+    return node in SIZE_NODES and not is_of_component
 
 
 def _structure_faults(cfg: DictConfig) -> list[Fault]:

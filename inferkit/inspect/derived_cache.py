@@ -19,6 +19,7 @@ class _Pool:
     formula: str
     is_at_most: bool = False
     """Memory was not looked at."""
+    is_recorded: bool = False
 
 
 def kv_cache_values(
@@ -83,6 +84,7 @@ def kv_cache_values(
         formula=pool.formula,
         unit="blocks",
         is_at_most=pool.is_at_most,
+        is_recorded=pool.is_recorded,
     )
     if num_blocks and len(num_blocks) > 1:
         return  # blocks of several sizes
@@ -93,6 +95,7 @@ def kv_cache_values(
         unit="bytes",
         text=size_text(blocks * block_bytes),
         is_at_most=pool.is_at_most,
+        is_recorded=pool.is_recorded,
     )
     at_once, dp_size = min(batch, max(0, blocks - 1) // of_request), config.parallel.attn_dp_size
     yield Derived(
@@ -102,6 +105,7 @@ def kv_cache_values(
         f" * attn_dp_size = min({batch}, {blocks - 1} / {of_request}) * {dp_size}",
         unit="requests",
         is_at_most=pool.is_at_most,
+        is_recorded=pool.is_recorded,
     )
 
 
@@ -130,9 +134,11 @@ def _recorded(num_blocks: Mapping[str, int], wanted: int) -> _Pool:
     total = sum(num_blocks.values())
     if len(num_blocks) > 1:
         parts = " + ".join(f"{name} {count:,}" for name, count in num_blocks.items())
-        return _Pool(blocks=total, formula=f"recorded by the run, of several pools: {parts}")
-    why = "" if total >= wanted else f", less than the {wanted:,} wanted"
-    return _Pool(blocks=total, formula=f"recorded by the run{why}")
+        formula = f"recorded by the run, of several pools: {parts}"
+    else:
+        why = "" if total >= wanted else f", less than the {wanted:,} wanted"
+        formula = f"recorded by the run{why}"
+    return _Pool(blocks=total, formula=formula, is_recorded=True)
 
 
 def _planned(

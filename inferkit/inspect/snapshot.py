@@ -46,6 +46,8 @@ class Derived:
     """The value for people, where `value` is not enough: `436 MiB`, `{0-7} {8-15}`."""
     is_at_most: bool = False
     """Whether it is a bound: a device with less memory has less."""
+    is_recorded: bool = False
+    """Whether a run has found it, so that it follows from the memory of a machine, too."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -177,7 +177,28 @@ def test_a_cluster_derives_its_sides_and_their_ranks(tmp_path: Path) -> None:
     assert found["prefill.kv_cache.blocks_wanted"].value == 2 * 32 * 16 + 1
 
 
-def test_what_has_faults_derives_nothing() -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "platform.device_memory=1000",
+        "router.port=-1",
+        "scheduler._target_=nowhere.Mine",
+        "+scheduler.params.api_key=${oc.env:NOT_SET_KEY}",
+    ],
+)
+def test_faults_that_change_no_size_hide_none(tmp_path: Path, fault: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(KEYS))
+    words = ["model=llama", f"model.path={tmp_path}", fault]
+    checked = Checker(SPACE, is_run=False, asks_host=False).check_overrides(words)
+
+    found = {one.name: one.value for one in derived_of(checked)}
+
+    assert checked.faults != ()
+    assert found["rank.heads"] == 4
+    assert found["kv_cache.blocks_per_request"] == 3
+
+
+def test_what_has_faults_of_sizes_derives_nothing() -> None:
     assert derived_of(Checker(SPACE, is_run=False).check_overrides(["parallel=tp3"])) == ()
 
 

@@ -10,6 +10,7 @@ from inferkit.config.provenance import resolved_yaml
 from inferkit.config.space import ConfigSpace
 from inferkit.core.errors import ConfigError
 from inferkit.inspect.diff.compare import compare
+from inferkit.inspect.diff.wording import verdict
 from inferkit.inspect.recorded import file_snapshot, run_snapshot
 
 MODEL = ("model=qwen3_8b", "model.with_ckpt=false")
@@ -152,6 +153,18 @@ def test_the_pool_of_a_run_is_as_it_was(space: ConfigSpace, run_dir: Path) -> No
     assert found["kv_cache.pool_bytes"].value == 40 * 128 * 36 * 2 * 4 * 128 * 2
     assert found["kv_cache.concurrent_requests"].value == 39 // 3
     assert not any(one.is_at_most for one in found.values())
+
+    more = run_dir.parent / "more"
+    shutil.copytree(run_dir, more)
+    write(more / "provenance.json", provenance | {"kv_blocks": {"full": 43}})
+    compared = compare(run_snapshot(run_dir, space), run_snapshot(more, space))
+    assert [pair.name for pair in compared.derived] == [
+        "kv_cache.blocks",
+        "kv_cache.pool_bytes",
+        "kv_cache.concurrent_requests",
+    ]
+    assert not compared.has_effect
+    assert verdict(compared).startswith("the two are the same; how many blocks fitted")
 
 
 def test_a_value_of_a_file_that_does_not_fit_is_shown_as_it_is(

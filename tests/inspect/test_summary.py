@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ CONFIG: dict[str, Any] = {
     "num_key_value_heads": 2,
     "vocab_size": 259,
 }
+WEIGHTS_OF_A_RANK = 2 * (2 * (64 * (2 * 64 + 2 * 32) + 3 * 64 * 128 + 2 * 64) + 2 * 259 * 64 + 64)
+"""Bytes of a rank that holds the whole model."""
 
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
@@ -45,6 +48,19 @@ def test_summary_shows_derived_values(model: Path) -> None:
     assert found["step"] == "2048 tokens, chunked prefill"
     assert found["ranks"] == "1"
     assert not any("group" in name for name in found)
+
+
+def test_requests_at_once_are_those_of_the_warning(model: Path) -> None:
+    """Both take the memory of this machine, looked at once."""
+    words = ["model=llama", f"model.path={model}", "parallel=dp2", "scheduler.batch_size=20000000"]
+    checked = Checker(ConfigSpace()).check_overrides([*words, "kv_cache.mem_fraction=0.01"])
+    assert checked.faults == () and checked.memory > 0
+
+    (warned,) = re.findall(r"KV cache holds (\d+) requests", " ".join(map(str, checked.warnings)))
+    (shown,) = re.findall(r"at once +([\d,]+) requests of 288 tokens", summary(checked))
+    blocks = int((checked.memory - WEIGHTS_OF_A_RANK) * 0.01) // (128 * 256)
+
+    assert int(warned) == int(shown.replace(",", "")) == 2 * ((blocks - 1) // 3)
 
 
 def test_kv_cache_is_counted_in_blocks(model: Path) -> None:

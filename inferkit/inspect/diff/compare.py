@@ -53,6 +53,11 @@ class DerivedPair:
         """Whether it is a group of ranks: which of them work together on something."""
         return is_group(self.name)
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a side has it from a run, whose machine had the memory for so much."""
+        return any(one is not None and one.is_recorded for one in (self.left, self.right))
+
 
 @dataclass(frozen=True, kw_only=True)
 class CircumstancePair:
@@ -102,10 +107,11 @@ class Comparison:
     @property
     def has_effect(self) -> bool:
         """Whether the two mean different things. Other names for equal values do not count, nor
-        do warnings (they follow from what was typed), nor what two runs were made with and came
-        to; but other files of model or data set do."""
+        do warnings (they follow from what was typed), nor what two runs were made with, found on
+        their machine and came to; but other files of model or data set do."""
         made_of_others = any(p.name.startswith(DECIDING_FILES) for p in self.circumstances)
-        return bool(self.leaves or self.derived) or self.faults.differ or made_of_others
+        derived = [pair for pair in self.derived if not pair.is_recorded]
+        return bool(self.leaves or derived) or self.faults.differ or made_of_others
 
 
 def compare(left: Snapshot, right: Snapshot) -> Comparison:

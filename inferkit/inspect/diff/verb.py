@@ -38,7 +38,8 @@ compared within. With --base the same overrides are composed by the code of two 
   inferkit diff '' '+role=prefill parallel=tp16'
   inferkit diff --base HEAD~1 --format markdown +role=decode
 
-Exit code: 0 = no difference that has an effect, 1 = they differ, 2 = they cannot be compared."""
+Exit code: 0 = no difference that has an effect, 1 = they differ, 2 = they cannot be compared, as
+where one does not compose."""
 
 DEFAULTS = "the defaults"
 

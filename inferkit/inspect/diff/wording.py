@@ -16,6 +16,7 @@ ARROW = "->"
 NONE = "none"
 NO_EFFECT = "no effect: both come to the same configuration"
 SAME = "the two are the same"
+OTHER_MEMORY = "how many blocks fitted into the memory of the ranks is no part of it"
 ROLE = "role"
 ALONE = "every rank alone"
 MIB = " MiB"
@@ -161,7 +162,8 @@ def verdict(comparison: Comparison) -> str:
     """The sentence that stands for a comparison without an effect; else empty."""
     if comparison.has_effect:
         return ""
-    return NO_EFFECT if comparison.choices else SAME
+    text = NO_EFFECT if comparison.choices else SAME
+    return f"{text}; {OTHER_MEMORY}" if comparison.derived else text
 
 
 def hand_off_title(comparison: Comparison) -> str:
