@@ -4,6 +4,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
+from inferkit.config.grid import SWEEP
 from inferkit.config.origins import ADDED, COMMAND_LINE
 from inferkit.config.reference import key_texts
 from inferkit.inspect.snapshot import Derived, Leaf, Origin, Snapshot
@@ -60,11 +61,14 @@ def _explain(snapshot: Snapshot, key: str) -> Iterator[str]:
     below = _below(snapshot, key)
     choice, leaf = snapshot.choices.get(key), snapshot.leaves.get(key)
     if key in snapshot.choices:
-        told = "a group; the keys that it sets are below" if below else "a group; it sets no key"
-        yield f"{key} = {choice}  ({told})"
+        axes = snapshot.axes if key == SWEEP else {}
+        what = "keys" if below else "axes"
+        told = f"the {what} that it sets are below" if below or axes else "it sets no key"
+        yield f"{key} = {choice}  (a group; {told})"
         yield from _meaning(key)
         yield from _origin_lines(snapshot.choosers.get(key, ()), choice)
         yield from _axis(snapshot, key)
+        yield from _table((name, values, "") for name, values in axes.items())
     if leaf is not None and (key not in snapshot.choices or leaf.value not in ({}, choice)):
         yield from _explain_leaf(snapshot, key, leaf)
     for one in snapshot.derived:

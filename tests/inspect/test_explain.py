@@ -184,6 +184,9 @@ def test_an_axis_of_a_sweep_is_told(told: Callable[..., str]) -> None:
     assert "  swept as    2,4,8: each cell of the sweep has one of these;" in text
     assert "  swept as    tp1,tp2,dp2: each cell" in text
     assert "scheduler.batch_size is an axis of a sweep: 2,4,8" in told("+sweep=split")
+    of_group = told("sweep", "+sweep=split")
+    assert of_group.startswith("sweep = split  (a group; the axes that it sets are below)\n")
+    assert re.search(r"^  scheduler.batch_size  2,4,8$", of_group, re.M)
     assert "swept as" not in told("parallel", "+sweep=split", "parallel=tp2")
 
 
