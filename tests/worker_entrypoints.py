@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from typing import Any
@@ -91,3 +92,16 @@ def send_much(rank: int, num_bytes: int, *, channel: Any) -> None:
 def wait_for_ever(*, channel: Any) -> None:
     channel.send({"event": "pid", "pid": os.getpid()})
     time.sleep(600)
+
+
+def print_raw(command: str, *, channel: Any) -> None:
+    """What a child process of this rank writes, and a library in C."""
+    subprocess.run(["sh", "-c", command], check=True)
+    os.write(2, b"raw " + os.environ["MY_API_KEY"].encode() + b" without an end")
+
+
+def leave_a_child(*, channel: Any) -> None:
+    """A child that outlives the run and holds what it inherited."""
+    child = subprocess.Popen(["sh", "-c", "echo early; exec sleep 600"], start_new_session=True)
+    channel.send({"event": "child", "pid": child.pid})
+    time.sleep(0.5)

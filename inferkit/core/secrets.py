@@ -249,6 +249,18 @@ def hide(text: str, variables: Mapping[str, str] = os.environ) -> str:
     return URL_PASSWORD.sub(lambda found: f"{found[0].partition(':')[0]}:{mark()}@", text)
 
 
+def unfinished(text: str, variables: Mapping[str, str] = os.environ) -> int:
+    """Characters at the end of `text` with which the value of a secret variable may begin, so that
+    what is read in pieces can be hidden."""
+    return max((_overlap(text, value) for value, _ in _values(variables)), default=0)
+
+
+def _overlap(text: str, value: str) -> int:
+    """The longest end of `text` that `value` begins with, and goes on after."""
+    longest = min(len(value) - 1, len(text))
+    return next((n for n in range(longest, 0, -1) if text.endswith(value[:n])), 0)
+
+
 def keep_hidden(names: Collection[str], variables: MutableMapping[str, str] = os.environ) -> None:
     """Have `hide` know further variables, in this process and those that it starts."""
     listed = _listed(variables) | set(names)

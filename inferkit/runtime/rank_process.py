@@ -14,6 +14,7 @@ from typing import Any
 
 from inferkit.runtime.logs import hidden_output
 from inferkit.runtime.rank_errors import PEER_GRACE_S, error_event, is_peer_loss
+from inferkit.runtime.rank_output import Writers, write_to
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ def run_rank(
     entrypoint: str,
     args: tuple[Any, ...],
     senders: Mapping[int, Connection],
+    outputs: Writers,
     variables: frozenset[str],
 ) -> None:
     """Main function of a forked rank: its error goes to the parent before the process exits.
@@ -32,6 +34,7 @@ def run_rank(
     Args:
         entrypoint: "package.module:function", called with `args` and `channel`.
         senders: of all ranks of this node; every process gets all of them and keeps its own.
+        outputs: likewise, for what the ranks print.
         variables: names of the parent's environment variables.
     """
     _end_with_the_run()
@@ -40,6 +43,7 @@ def run_rank(
     for other, sender in senders.items():
         if other != rank:
             sender.close()
+    write_to(outputs, rank)
     channel = senders[rank]
     try:
         with hidden_output():  # it goes into files of the run directory

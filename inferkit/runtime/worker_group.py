@@ -25,6 +25,7 @@ from typing import Any
 
 from inferkit.runtime.fork_server import kill_fork_server, start_fork_server, stop_fork_server
 from inferkit.runtime.rank_errors import PEER_GRACE_S, cause_of_end
+from inferkit.runtime.rank_output import RankOutput
 from inferkit.runtime.rank_process import run_rank
 
 logger = logging.getLogger(__name__)
@@ -153,6 +154,7 @@ class _WorkerGroup:
         """What ranks have reported, in order of arrival."""
         self._receivers: dict[int, Connection] = {}
         self._processes: Any = None
+        self._output: RankOutput | None = None
         self._result: Any = None
         self._known_children = set(multiprocessing.active_children())
         self._deadline_s = float("inf")
@@ -169,12 +171,13 @@ class _WorkerGroup:
         self._receivers = {rank: receiver for rank, (receiver, _) in pipes.items()}
         senders = {rank: sender for rank, (_, sender) in pipes.items()}
         variables = {k: v for k, v in os.environ.items() if k != ELASTIC_SIGNALS}
-        names = frozenset(variables)
+        self._output = output = RankOutput(self.log_dir, self.ranks)
+        shared = (senders, output.writers, frozenset(variables))
         self._processes = start_processes(
             name="worker",
             entrypoint=run_rank,
             args={
-                local_rank: (rank, self.entrypoint, self.rank_args[rank], senders, names)
+                local_rank: (rank, self.entrypoint, self.rank_args[rank], *shared)
                 for local_rank, rank in enumerate(self.ranks)
             },
             envs={local_rank: dict(variables) for local_rank in range(len(self.ranks))},
@@ -183,6 +186,7 @@ class _WorkerGroup:
         )
         for sender in senders.values():
             sender.close()
+        output.close_writers()
 
     def wait(self, timeout_s: float) -> None:
         """Wait for messages, handle all that are there, and see whether a rank has ended."""
@@ -220,6 +224,8 @@ class _WorkerGroup:
             child.join()
         for receiver in self._receivers.values():
             receiver.close()
+        if self._output is not None:
+            self._output.close()
 
     def _receive(self, timeout_s: float) -> None:
         ranks = {receiver: rank for rank, receiver in self._receivers.items()}

@@ -1,5 +1,6 @@
 """Starts the command line in real processes, and finds the ranks that it starts."""
 
+import contextlib
 import json
 import os
 import re
@@ -12,7 +13,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120
-RANK_FILE = re.compile(r"rank(\d+)\.stderr\.log$")
+RANK_FILE = re.compile(r"rank(\d+)\.stderr\.log")
 LAUNCHER_VARIABLES = ("NODE_RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 STARTED: list[subprocess.Popen] = []
@@ -91,15 +92,19 @@ def ranks_of(process):
     """Processes of the ranks that a command has started, by rank.
 
     They are children of the fork server, which is a child of the command. What tells them apart
-    is where their output goes: process ids begin anew after the highest.
+    is the file that each has open: process ids begin anew after the highest.
     """
     children = psutil.Process(process.pid).children(recursive=True)
     ranks = [child for child in children if child.ppid() != process.pid]
-    return sorted(ranks, key=lambda child: int(RANK_FILE.search(output_of(child))[1]))
+    return sorted(ranks, key=rank_of)
 
 
-def output_of(process):
-    return os.readlink(f"/proc/{process.pid}/fd/2")
+def rank_of(process):
+    for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if found := RANK_FILE.search(os.readlink(descriptor)):
+                return int(found[1])
+    raise AssertionError(f"{process} has no file of a rank open")
 
 
 def assert_ended(processes, timeout_s=10):

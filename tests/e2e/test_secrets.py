@@ -14,6 +14,8 @@ KEY, CODE, TOKEN = 'marker-"A"\\1', "marker#B 2", "hf_marker_C3"
 PARTS = """
 import hashlib
 import logging
+import os
+import subprocess
 
 from inferkit.scheduler.scheduler import Scheduler
 
@@ -24,6 +26,8 @@ class Talking(Scheduler):
         self.all, self.fails = (api_key, headers, url, note), fails
         logging.getLogger(__name__).warning("api_key=%s headers=%r url=%s note=%s", *self.all)
         print("printed", *self.all)
+        subprocess.run(["printf", "child %s ", api_key], check=True)
+        os.write(2, f"raw {api_key}".encode())
         print(hashlib.sha256(api_key.encode()).hexdigest())
 
     def schedule(self, *args, **kwargs):
@@ -101,7 +105,9 @@ def test_a_run_and_what_is_made_of_it_hold_no_secret(folder: Folder) -> None:
     log = (run_dir / "rank0.log").read_text()
     assert "api_key=<secret MY_API_KEY>" in log and "Bearer <secret MY_CODE>" in log
     output = (run_dir / "workers" / "rank0.stdout.log").read_text()
-    assert "printed <secret MY_API_KEY>" in output
+    assert "printed <secret MY_API_KEY>" in output and "child <secret MY_API_KEY>" in output
+    errors = (run_dir / "workers" / "rank0.stderr.log").read_text()
+    assert "raw <secret MY_API_KEY>" in errors
     assert (
         "+scheduler.params.api_key=${oc.env:MY_API_KEY}"
         in json.loads((run_dir / "provenance.json").read_text())["overrides"]

@@ -52,6 +52,25 @@ def test_events_arrive_and_output_goes_to_files(tmp_path):
     assert not ranks_alive()
 
 
+def test_secrets_are_hidden_in_what_children_of_a_rank_write(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_API_KEY", "marker-6")
+    run("print_raw", {0: ('echo "key $MY_API_KEY"; echo "$MY_API_KEY" >/dev/stderr',)}, tmp_path)
+
+    assert (tmp_path / "rank0.stdout.log").read_text() == "key <secret MY_API_KEY>\n"
+    assert (tmp_path / "rank0.stderr.log").read_text() == (
+        "<secret MY_API_KEY>\nraw <secret MY_API_KEY> without an end"
+    )
+
+
+def test_a_run_ends_though_a_child_of_a_rank_lives_on(tmp_path):
+    events = []
+    run("leave_a_child", {0: ()}, tmp_path, events.append)
+    (event,) = events
+    os.kill(event["pid"], signal.SIGKILL)
+
+    assert (tmp_path / "rank0.stdout.log").read_text() == "early\n"
+
+
 def test_a_rank_has_the_parents_import_path_and_variables(tmp_path, monkeypatch):
     monkeypatch.setenv("INFERKIT_TEST", "of this run")
     monkeypatch.delenv("PYTHONPATH", raising=False)

@@ -1,0 +1,124 @@
+"""What ranks, and the processes that they start, print: into files, with secrets hidden on the way.
+
+A rank hides secrets in its own prints and logs. A child process of a component of the user's, or a
+library in C, writes to the descriptors themselves: these are pipes, which the parent reads.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing import Pipe, connection
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from inferkit.core.secrets import hide, unfinished
+
+STREAMS = ("stdout", "stderr")
+READ_BYTES = 1 << 16
+MAX_LINE_BYTES = 1 << 16
+"""A longer line is written in parts."""
+
+Writers = Mapping[int, tuple[Connection, ...]]
+"""Rank -> the ends that it writes to, in the order of STREAMS."""
+
+
+class RankOutput:
+    """Reads what the ranks of this node write, until `close`.
+
+    Args:
+        log_dir: gets `rank<r>.stdout.log` and `rank<r>.stderr.log`.
+    """
+
+    def __init__(self, log_dir: Path, ranks: Sequence[int]) -> None:
+        self._files: dict[Connection, HiddenFile] = {}
+        self.writers: dict[int, tuple[Connection, ...]] = {}
+        for rank in ranks:
+            pipes = [Pipe(duplex=False) for _ in STREAMS]
+            self.writers[rank] = tuple(writer for _, writer in pipes)
+            for stream, (reader, _) in zip(STREAMS, pipes, strict=True):
+                self._files[reader] = HiddenFile(log_dir / f"rank{rank}.{stream}.log")
+                os.set_blocking(reader.fileno(), False)
+        self._stopped, self._stop = Pipe(duplex=False)
+        self._thread = threading.Thread(target=self._read, name="rank output", daemon=True)
+        self._thread.start()
+
+    def close_writers(self) -> None:
+        """To be called when the ranks have their own."""
+        for writers in self.writers.values():
+            for writer in writers:
+                writer.close()
+
+    def close(self) -> None:
+        """To be called when the ranks have ended: what is in the pipes is written, no more."""
+        self.close_writers()
+        self._stop.close()
+        self._thread.join()
+        self._stopped.close()
+
+    def _read(self) -> None:
+        """Until all have closed their ends, or what was left at `close` is read."""
+        ready: list[Any] = []
+        while self._files and self._stopped not in ready:
+            ready = connection.wait([*self._files, self._stopped])
+            for reader in [one for one in ready if one in self._files]:
+                self._take(reader)
+        for reader in list(self._files):  # a child that lives on keeps its ends open
+            self._take(reader)  # one read takes all that a pipe holds
+        for reader in list(self._files):
+            self._end(reader)
+
+    def _take(self, reader: Connection) -> None:
+        try:
+            data = os.read(reader.fileno(), READ_BYTES)
+        except BlockingIOError:
+            return
+        if data:
+            self._files[reader].write(data)
+        else:
+            self._end(reader)
+
+    def _end(self, reader: Connection) -> None:
+        self._files.pop(reader).close()
+        reader.close()
+
+
+class HiddenFile:
+    """A file that gets whole lines, with secrets hidden; also those that span several lines."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._rest = b""
+
+    def write(self, data: bytes) -> None:
+        self._rest += data
+        end = max(self._rest.rfind(b"\n"), self._rest.rfind(b"\r")) + 1
+        if not end and len(self._rest) > MAX_LINE_BYTES:
+            end = len(self._rest)
+        text = self._rest[:end].decode(errors="surrogateescape")
+        text = text[: len(text) - unfinished(text)]
+        self._rest = self._rest[len(text.encode(errors="surrogateescape")) :]
+        self._append(text)
+
+    def close(self) -> None:
+        """Write what is left: a line without an end."""
+        rest, self._rest = self._rest, b""
+        self._append(rest.decode(errors="surrogateescape"))
+
+    def _append(self, text: str) -> None:
+        """A full disk must not end the run, nor what waits for the pipe."""
+        if text:
+            with contextlib.suppress(OSError), self.path.open("ab") as file:
+                file.write(hide(text).encode(errors="surrogateescape"))
+
+
+def write_to(writers: Writers, rank: int) -> None:
+    """Have this process, a rank, and all that it starts write to its ends; others are closed."""
+    for other, ends in writers.items():
+        for descriptor, writer in zip((1, 2), ends, strict=True):
+            if other == rank:
+                (sys.stdout if descriptor == 1 else sys.stderr).flush()
+                os.dup2(writer.fileno(), descriptor)
+            writer.close()
