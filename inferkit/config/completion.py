@@ -100,9 +100,19 @@ def complete(
     if verb == KEY_VERB and "=" not in word:
         keys = {one.removesuffix("=") for one in found if one[0] not in "+~"}
         overrides = [text for text in typed if "=" in text or text.startswith("~")]
-        names = _steps(derived_names(overrides, space), word)
+        names = _steps(_derived(derived_names, overrides, space), word)
         found |= {one for one in (*keys, *names) if one.startswith(word)}
     return sorted(found)
+
+
+def _derived(
+    derived_names: DerivedNames, overrides: Sequence[str], space: ConfigSpace
+) -> Sequence[str]:
+    """None where a file of options is broken: a shell has no place for its error."""
+    try:
+        return derived_names(overrides, space)
+    except HydraException:
+        return ()
 
 
 def _common_flags(verb: str) -> set[str]:
