@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import DictConfig, OmegaConf
 
-from inferkit.config.faults import Cell, Fault, Fix
+from inferkit.config.faults import Cell, Fault, Fix, key_of
 from inferkit.config.grid import own_sweep_fault
 from inferkit.config.overrides import syntax_fault
 from inferkit.config.space import ConfigSpace
@@ -51,6 +51,14 @@ def probes(
     rows.append([words[-1] for words in axes.values()])
     distinct = dict.fromkeys(tuple(row) for row in rows)
     return [Cell(number=number, overrides=row) for number, row in enumerate(distinct)], []
+
+
+def searched_keys(
+    space: ConfigSpace, overrides: Sequence[str], params: Mapping[str, str]
+) -> list[str]:
+    """Keys of which a search that has passed its checks tries more than one value."""
+    texts = {key_of(text): text for text in [*(f"{k}={v}" for k, v in params.items()), *overrides]}
+    return [key for key, text in texts.items() if space.parse(text).is_sweep_override()]
 
 
 def direction_fault(hydra: DictConfig, objective: str) -> Fault | None:

@@ -18,7 +18,8 @@ do not count.
 The command is that of the sweep, run where it was started; each KEY=VALUE takes the place of one
 with the same key. An axis may have got more values: cells keep their results under new numbers.
 Folders that are not needed any more go to DIR/earlier. A sweep whose cells span several nodes
-cannot be resumed.
+cannot be resumed. A search (as with Optuna) that is finished stays as it is; any other begins anew:
+its trials go to DIR/earlier, and their results come back where it tries the same values again.
 
   inferkit resume outputs/sweeps/2026-01-31/12-00-00-1
   inferkit resume outputs/sweeps/2026-01-31/12-00-00-1 scheduler.batch_size=1,8,32,64

@@ -26,6 +26,7 @@ from inferkit.sweep.cells import OK, JobResult, read_result
 from inferkit.sweep.loop import invalid_result, run_keys
 from inferkit.sweep.outcomes import read_outcome
 from inferkit.sweep.plan import PlannedCell, cell_words
+from inferkit.sweep.trials import take_equal
 
 BASIC = {
     "launcher": "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
@@ -65,17 +66,22 @@ class HydraCell:
             folder=Path(hydra_cfg.runtime.output_dir),
         )
         signals: list[int] = []
+        is_search = hydra_cfg.sweeper._target_ != BASIC["sweeper"]
+        sweep_dir = Path(hydra_cfg.runtime.cwd) / hydra_cfg.sweep.dir
         with collected(signals):
-            result = self._result(cell, signals)
+            result = self._result(cell, signals, sweep_dir if is_search else None)
         for number in signals:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
-        if hydra_cfg.sweeper._target_ == BASIC["sweeper"]:
+        if not is_search:
             return result.metrics
         value = objective_value(cell, result)
         # Optuna's sweeper breaks off at nan, and counts what is no number as a failed trial.
         return f"no result ({result.status})" if math.isnan(value) else value
 
-    def _result(self, cell: PlannedCell, signals: list[int]) -> JobResult:
+    def _result(self, cell: PlannedCell, signals: list[int], search_dir: Path | None) -> JobResult:
+        """Args:
+        search_dir: of the sweep, where it is a search.
+        """
         if cell.config is None:
             result = invalid_result(cell)
             result.write(cell.folder)
@@ -84,6 +90,11 @@ class HydraCell:
         known = read_result(cell.folder)
         if known is not None and known.status == OK and key and known.run_key == key:
             return known
+        equal = take_equal(cell, key, search_dir) if key and search_dir is not None else None
+        if equal is not None:
+            text = f"inferkit: cell #{cell.number} {equal.status}: these values have run before"
+            print(text, file=sys.stderr)
+            return equal
         timeout_s = cell.config.sweep.cell_timeout_s
         result = CellRun(cell, timeout_s=timeout_s, signals=signals).run(run_key=key)
         text = f"inferkit: cell #{cell.number} {result.status} after {result.seconds:.1f} s"

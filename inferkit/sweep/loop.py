@@ -175,12 +175,14 @@ def new_record(
     *,
     cells: Sequence[PlannedCell],
     config: InferenceConfig,
+    axes: Sequence[str] = (),
 ) -> SweepRecord:
     """Of a sweep that starts now.
 
     Args:
         cells: all of the grid; none of a search, which has no grid.
         config: of any cell.
+        axes: keys that a search varies.
     """
     return SweepRecord(
         command=str(arguments.command(program_name())),
@@ -196,6 +198,7 @@ def new_record(
             }
             for cell in cells
         ],
+        axes=tuple(axes),
         started_at=now_text(),
     )
 

@@ -179,15 +179,19 @@ def flat_metrics(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
     return flat
 
 
-def find_axes(cells: Sequence[Outcome]) -> list[Axis]:
-    """Keys that vary, in the order of the command line."""
+def find_axes(cells: Sequence[Outcome], searched: Sequence[str] = ()) -> list[Axis]:
+    """Keys that vary, in the order of the command line.
+
+    Args:
+        searched: keys of a search; they are axes also where all trials have drawn one value.
+    """
     given = {cell.number: values_of(cell.overrides) for cell in cells}
     keys = dict.fromkeys(key for values in given.values() for key in values)
     swept = []
     for key in keys:
         values = [given[cell.number].get(key, NOT_GIVEN) for cell in cells]
         distinct = list(dict.fromkeys(values))
-        if len(distinct) < 2:
+        if len(distinct) < 2 and key not in searched:
             continue
         is_numeric = all(as_number(value) is not None for value in distinct)
         if is_numeric:

@@ -6,7 +6,9 @@ flags, overrides
 cwd         where it was started: relative paths in the words are of there
 sweep       the node `sweep` of the configuration: objective, limits, ...
 cells       [{number, folder, overrides}], all of the grid; a cell without DIR/<folder>/result.json
-            was not run
+            was not run; empty of a search
+axes        keys that a search varies; empty of a grid
+trials      [folder] of a search that has come to its end
 started_at, ended_at
             of the latest start; ended_at is null while it runs and where it was killed
 """
@@ -34,6 +36,8 @@ class SweepRecord:
     cwd: str
     sweep: Mapping[str, Any] = field(default_factory=dict)
     cells: Sequence[Mapping[str, Any]] = ()
+    axes: Sequence[str] = ()
+    trials: Sequence[str] = ()
     started_at: str = ""
     ended_at: str | None = None
 
@@ -52,8 +56,8 @@ def read_record(sweep_dir: Path) -> SweepRecord:
         raise ConfigError(_no_sweep(sweep_dir)) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
-    for name in ("flags", "overrides", "cells"):
-        values[name] = tuple(values[name])
+    for name in ("flags", "overrides", "cells", "axes", "trials"):
+        values[name] = tuple(values.get(name, ()))
     return SweepRecord(**values)
 
 

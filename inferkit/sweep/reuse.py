@@ -50,7 +50,7 @@ def reuse_results(
     folders = list(folders)
     sources = _sources(cells, keys, folders)
     moved = {
-        folder: _set_aside(folder, sweep_dir)
+        folder: set_aside(folder, sweep_dir)
         for folder in folders
         if not any(folder == source == cell.folder for cell, source in sources)
     }
@@ -86,8 +86,8 @@ def _sources(
     return found
 
 
-def _set_aside(folder: Path, sweep_dir: Path) -> Path:
-    """Returns its new place."""
+def set_aside(folder: Path, sweep_dir: Path) -> Path:
+    """Move a folder, or a file, to DIR/earlier; returns its new place."""
     name = "-".join(folder.relative_to(sweep_dir).parts)
     for count in itertools.count(1):
         place = sweep_dir / EARLIER / f"{name}-{count}"

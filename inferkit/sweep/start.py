@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -14,15 +15,20 @@ from inferkit.config.faults import Command, Fix, key_of
 from inferkit.config.preflight import Verdict, preflight
 from inferkit.config.run_folder import SWEEPS, make_run_folder
 from inferkit.config.schema import OnFailure
+from inferkit.config.search_space import searched_keys
 from inferkit.core.errors import ConfigError
 from inferkit.core.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REFUSED
 from inferkit.runtime.place import find_node
-from inferkit.sweep.hydra_cells import HydraCell, is_driven_by_plugin
+from inferkit.sweep.cells import read_result
+from inferkit.sweep.hydra_cells import HydraCell, is_driven_by_plugin, planned_cell
 from inferkit.sweep.hydra_main import call_hydra, hydra_words
-from inferkit.sweep.loop import new_record, run_sweep
+from inferkit.sweep.loop import new_record, run_keys, run_sweep
+from inferkit.sweep.outcomes import read_outcomes
 from inferkit.sweep.plan import SWEEP_DIR, compose_multirun, plan_cells, quoted, sweep_dir_of
-from inferkit.sweep.record import read_record
+from inferkit.sweep.record import SWEEP_FILE, now_text, read_record
+from inferkit.sweep.reuse import EARLIER, earlier_folders, one_at_a_time, reuse_results
 from inferkit.sweep.summary import summarise
+from inferkit.sweep.trials import are_current, is_finished, set_trials_aside, trial_folders
 
 
 def start_sweep(arguments: Arguments, verdict: Verdict) -> int:
@@ -96,23 +102,69 @@ def _drive_by_plugin(arguments: Arguments, verdict: Verdict, cfg: DictConfig) ->
             "warning: sweep.on_failure=stop: has no effect with a launcher or sweeper plugin, "
             "which decides by itself what it starts"
         )
-    cells = plan_cells(arguments, verdict, cfg, sweep_dir) if verdict.cells else []
-    config = next(checked.config for checked in verdict.checked if checked.config is not None)
-    new_record(arguments, sweep_dir, cells=cells, config=config).write(sweep_dir)
-    _tell(f"inferkit: sweep in {sweep_dir}")
-    words = [] if _is_given(arguments) else [f"{SWEEP_DIR}={quoted(str(sweep_dir))}"]
-    end: BaseException | None = None
-    try:
-        call_hydra(HydraCell(arguments=arguments), arguments, hydra_words(arguments, *words))
-    except (SystemExit, KeyboardInterrupt) as error:  # a signal, or the plugin gave up
-        end = error
-    code = _summed_up(sweep_dir)
-    if end is not None:
-        raise end
-    return code
+    sweep_dir.mkdir(parents=True, exist_ok=True)
+    with one_at_a_time(sweep_dir):
+        cells = plan_cells(arguments, verdict, cfg, sweep_dir) if verdict.cells else []
+        if cells:
+            reuse_results(cells, run_keys(cells), earlier_folders(sweep_dir, cells), sweep_dir)
+        elif _is_finished(arguments, cfg, sweep_dir):
+            return _summed_up(sweep_dir)
+        elif num_earlier := set_trials_aside(sweep_dir):
+            trials = (
+                "1 earlier trial is" if num_earlier == 1 else f"{num_earlier} earlier trials are"
+            )
+            _tell(
+                f"inferkit: the search begins anew: {trials} in {sweep_dir / EARLIER}, of which "
+                "it takes the result where it comes to the same values"
+            )
+        config = next(checked.config for checked in verdict.checked if checked.config is not None)
+        params = OmegaConf.select(cfg, "hydra.sweeper.params") or {}
+        named = {str(key): str(value) for key, value in params.items()}
+        axes = [] if cells else searched_keys(arguments.space(), arguments.overrides, named)
+        record = new_record(arguments, sweep_dir, cells=cells, config=config, axes=axes)
+        record.write(sweep_dir)
+        _tell(f"inferkit: sweep in {sweep_dir}")
+        words = [] if _is_given(arguments) else [f"{SWEEP_DIR}={quoted(str(sweep_dir))}"]
+        try:
+            call_hydra(HydraCell(arguments=arguments), arguments, hydra_words(arguments, *words))
+        except (SystemExit, KeyboardInterrupt):  # a signal, or the plugin gave up
+            _summed_up(sweep_dir)
+            raise
+        folders = [] if cells else trial_folders(sweep_dir)
+        trials_run = tuple(folder.relative_to(sweep_dir).as_posix() for folder in folders)
+        replace(record, trials=trials_run, ended_at=now_text()).write(sweep_dir)
+        return _summed_up(sweep_dir)
+
+
+def _is_finished(arguments: Arguments, cfg: DictConfig, sweep_dir: Path) -> bool:
+    """Whether the folder holds this very search, with results of today; says so."""
+    if not (sweep_dir / SWEEP_FILE).exists():
+        return False
+    record = read_record(sweep_dir)
+    overrides = [text for text in arguments.overrides if key_of(text) != SWEEP_DIR]
+    num_trials = int(OmegaConf.select(cfg, "hydra.sweeper.n_trials") or 0)
+    if not is_finished(record, overrides, arguments.flags, num_trials):
+        return False
+    trials = []
+    for folder in (sweep_dir / name for name in record.trials):
+        result = read_result(folder)
+        if result is None:
+            return False
+        number, given = result.number, result.overrides
+        trials.append(planned_cell(arguments, number=number, overrides=given, folder=folder))
+    if not are_current(trials, run_keys(trials)):
+        return False
+    _tell(
+        f"inferkit: the search in {sweep_dir} is finished and nothing of it has changed: nothing "
+        f"is run; for another search choose another folder ({SWEEP_DIR}=...)"
+    )
+    return True
 
 
 def _summed_up(sweep_dir: Path) -> int:
+    if not read_outcomes(sweep_dir):
+        _tell(f"inferkit: no cell has been run in {sweep_dir}")
+        return EXIT_FAILED
     summary = summarise(sweep_dir)
     summary.print()
     if summary.num_failed:

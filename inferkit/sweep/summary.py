@@ -99,8 +99,9 @@ class Summary:
             if error.name != "matplotlib":
                 raise
             return replace(self, note=NO_PICTURES)
+        varying = [axis for axis in self.axes if len(axis.values) > 1]
         pictures = draw_pictures(
-            self.cells, self.axes, objective=self.objective, limits=self.limits, folder=folder
+            self.cells, varying, objective=self.objective, limits=self.limits, folder=folder
         )
         return replace(self, pictures=tuple(pictures))
 
@@ -117,12 +118,13 @@ def read_summary(sweep_dir: Path) -> Summary:
     """
     cells = read_outcomes(sweep_dir)
     config = next((cell.config for cell in cells if cell.config), {})
-    node = read_sweep(sweep_dir).get("sweep") or config.get("sweep") or {}
+    record = read_sweep(sweep_dir)
+    node = record.get("sweep") or config.get("sweep") or {}
     limits = limits_of(node)
     return Summary(
         sweep_dir=sweep_dir,
         cells=tuple(cells),
-        axes=tuple(find_axes(cells)),
+        axes=tuple(find_axes(cells, record.get("axes", ()))),
         objective=node.get("objective") or (GOODPUT if limits else TOKENS_PER_S),
         limits=limits,
     )

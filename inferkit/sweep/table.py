@@ -64,11 +64,12 @@ class Column:
     """What it is sorted by."""
     is_number: bool = False
     weight: int = NEVER_LEFT_OUT
+    is_axis: bool = False
 
     @property
     def is_equal(self) -> bool:
-        """All cells of several have the same."""
-        return len(self.texts) > 1 and len(set(self.texts)) == 1
+        """All cells of several have the same, of what is no axis."""
+        return not self.is_axis and len(self.texts) > 1 and len(set(self.texts)) == 1
 
 
 def table_columns(
@@ -86,6 +87,7 @@ def table_columns(
                 texts=tuple(shorten(value, MAX_VALUE_LEN) for value in values),
                 values=tuple(map(float, values)) if axis.is_numeric else tuple(values),
                 is_number=axis.is_numeric,
+                is_axis=True,
             )
         )
     statuses = tuple(cell.status for cell in cells)

@@ -3,7 +3,13 @@
 import pytest
 from omegaconf import OmegaConf
 
-from inferkit.config.search_space import GRID_SWEEPER, direction_fault, is_search, probes
+from inferkit.config.search_space import (
+    GRID_SWEEPER,
+    direction_fault,
+    is_search,
+    probes,
+    searched_keys,
+)
 from inferkit.config.space import ConfigSpace
 
 
@@ -77,3 +83,12 @@ def test_a_search_for_the_worst_is_refused(objective, direction, wanted):
 def test_a_sweeper_of_another_name_searches():
     assert not is_search(OmegaConf.create({"sweeper": {"_target_": GRID_SWEEPER}}))
     assert is_search(OmegaConf.create({"sweeper": {"_target_": "hydra_plugins.x.Sweeper"}}))
+
+
+def test_keys_that_a_search_varies(space):
+    given = ["a.x=7", "b.y=choice(1)", "+c.z=interval(0,1)", "d.w=3", "hydra.sweeper.n_trials=2"]
+    assert searched_keys(space, given, {"a.x": "choice(1,2)", "e.v": "1,2"}) == [
+        "e.v",
+        "b.y",
+        "c.z",
+    ]

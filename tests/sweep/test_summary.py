@@ -233,3 +233,16 @@ def test_a_narrow_terminal_shows_the_columns_that_matter_most(tmp_path: Path) ->
     assert "p50 ms" in text
     assert "p99 ms" not in text
     assert "columns do not fit this terminal" in text
+
+
+def test_a_search_keeps_its_axes_where_all_trials_drew_one_value(tmp_path: Path) -> None:
+    for number in range(2):
+        values = metrics(tokens_per_s=100.0 + number, ttft_s=0.1, tpot_s=0.01)
+        write_cell(tmp_path, number, ("scheduler.batch_size=4",), values=values)
+    (tmp_path / "sweep.json").write_text(json.dumps({"axes": ["scheduler.batch_size"]}), "utf-8")
+
+    text = shown(summarise(tmp_path))
+
+    assert "batch_size" in text.partition("tokens/s")[0].partition("sweep of 2 cells")[2]
+    assert "* best by output_tokens_per_s: #1 with 101 [scheduler.batch_size=4]" in text
+    assert [row["scheduler.batch_size"] for row in rows(tmp_path)] == ["4", "4"]
