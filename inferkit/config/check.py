@@ -19,7 +19,7 @@ from inferkit.config.overrides import compose_checked
 from inferkit.config.resolve import resolve_automatic, resolve_platform
 from inferkit.config.rules import check_rules
 from inferkit.config.schema import InferenceConfig
-from inferkit.config.secrets import keep_secrets, secret_faults
+from inferkit.config.secrets import IS_TYPED_SECRET, keep_secrets, secret_faults
 from inferkit.config.space import ConfigSpace
 from inferkit.config.targets import SourceIndex
 from inferkit.config.walk import set_neutral, structure_faults
@@ -100,7 +100,9 @@ class Checker:
         faults = list(known)
         findings = check_rules(cfg)
         add_new(faults, findings.faults)
-        add_new(faults, check_components(cfg, self._index))
+        of_components = list(check_components(cfg, self._index))
+        _tell_of_both(faults, of_components)
+        add_new(faults, of_components)
         files = self._model_files(cfg)
         add_new(faults, files.faults)
         context_len = int(files.arch.max_context_len) if files.arch is not None else 0
@@ -239,6 +241,18 @@ def add_new(faults: list[Fault], found: Iterable[Fault]) -> None:
         for fault in stage
         if not any(_is_below(key, silent) for key in fault.related if key != fault.key)
     ]
+
+
+def _tell_of_both(faults: list[Fault], of_components: Iterable[Fault]) -> None:
+    """Where a secret was typed for a key that its component does not take: no other way to write
+    it would do, so the fix is that of the key."""
+    by_key = {fault.key: fault for fault in of_components}
+    for place, fault in enumerate(faults):
+        other = by_key.get(fault.key)
+        if other is not None and IS_TYPED_SECRET in fault.problem:
+            faults[place] = replace(
+                fault, problem=f"{fault.problem}\nit {other.problem}", fix=other.fix
+            )
 
 
 def _keys(faults: Iterable[Fault]) -> set[str]:

@@ -8,13 +8,11 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from inferkit.config.faults import Cell, Fault, Fix, key_of
-from inferkit.config.overrides import syntax_fault
+from inferkit.config.overrides import LOADED_ROLES, syntax_fault
 from inferkit.config.space import ConfigSpace
 
 SWEEP = "sweep"
 """Node and group of what concerns a sweep as a whole."""
-LOADED_ROLES = ("serve", "cluster")
-"""Roles that are benchmarked as cells of a sweep: with a load on them they come to an end."""
 RUNNER, LOAD = "runner", "load"
 
 

@@ -1,7 +1,7 @@
 """Composition that names every faulty override instead of stopping at the first."""
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hydra.core.override_parser.types import Override
@@ -11,12 +11,16 @@ from omegaconf import DictConfig
 from inferkit.config.faults import Fault, Fix, key_of, shell_quote
 from inferkit.config.group_choices import group_fault, repeated_choices
 from inferkit.config.key_overrides import key_fault
-from inferkit.config.keys import find_key, is_text, list_item_type
+from inferkit.config.keys import find_key, is_text, list_item_type, type_hints
 from inferkit.config.option_files import file_problem
 from inferkit.config.plugins import IS_MISSING, missing_in_file
 from inferkit.config.secrets import hydra_secret_faults
 from inferkit.config.space import ConfigSpace
 from inferkit.config.syntax import syntax_fault as syntax_fault
+
+ROLE = "role"
+LOADED_ROLES = ("serve", "cluster")
+"""Roles that are benchmarked as cells of a sweep: with a load on them they come to an end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +58,7 @@ def compose_checked(space: ConfigSpace, overrides: Sequence[str]) -> Composition
         full = copy.deepcopy(full)
     unknown = _nodes_unknown(faults.values())
     for text in keys:
-        if key_of(text).startswith(unknown):
+        if key_of(text).startswith(unknown) or _is_of_unknown_option(space, cfg, text, faults):
             continue  # another option has other keys
         is_hydra = space.parse(text).is_hydra_override()
         fault = key_fault(space, full if is_hydra else cfg, text, overrides)
@@ -75,6 +79,22 @@ def _nodes_unknown(faults: Collection[Fault]) -> tuple[str, ...]:
     return tuple(f"{node}." for node in nodes)
 
 
+def _is_of_unknown_option(
+    space: ConfigSpace, cfg: DictConfig, text: str, faults: Mapping[str, Fault]
+) -> bool:
+    """Whether a free-form dictionary may have this entry by an option that could not be chosen.
+
+    Options of groups that are no node of their own (role, experiment) set any key.
+    """
+    key = key_of(text)
+    refused = [fault.key for fault in faults.values() if space.is_group(fault.key)]
+    nodes = type_hints(cfg)
+    return (
+        any(group not in nodes or group == ROLE or key.startswith(f"{group}.") for group in refused)
+        and find_key(cfg, key).is_free
+    )
+
+
 def _sweep_fault(space: ConfigSpace, override: Override) -> Fault | None:
     """Several values where one is asked for."""
     if not override.is_sweep_override():
@@ -83,6 +103,11 @@ def _sweep_fault(space: ConfigSpace, override: Override) -> Fault | None:
     key, _, value = text.partition("=")
     name = override.key_or_group
     problem, fix = "several values need -m (one run per value)", Fix(flag="-m")
+    if name == ROLE and not _all_end(override):
+        problem = "a run has one role, and a role serves until it is stopped; start each by itself"
+        first = next(override.sweep_string_iterator())
+        fix = Fix(add=(f"{override.get_key_element()}={first}",))
+        return Fault(key=name, given=text, problem=problem, fix=fix)
     if space.is_group(name):
         problem = f"a run has one option of {name}; several need -m (one run per option)"
         return Fault(key=name, given=text, problem=problem, fix=fix)
@@ -93,6 +118,13 @@ def _sweep_fault(space: ConfigSpace, override: Override) -> Fault | None:
     elif hint is None or is_text(hint):
         problem += f"; a text with commas is written {shell_quote(as_text)}"
     return Fault(key=name, given=text, problem=problem, fix=fix)
+
+
+def _all_end(override: Override) -> bool:
+    """Whether every role of a sweep comes to an end in it."""
+    return not override.is_discrete_sweep() or all(
+        value in LOADED_ROLES for value in override.sweep_string_iterator()
+    )
 
 
 def _is_group_choice(space: ConfigSpace, override: Override) -> bool:

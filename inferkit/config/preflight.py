@@ -23,6 +23,7 @@ from inferkit.config.faults import (
     varying_overrides,
 )
 from inferkit.config.grid import expand, narrowed, with_load
+from inferkit.config.group_choices import repeated_choices
 from inferkit.config.no_effect import NO_EFFECT, changed_keys
 from inferkit.config.overrides import Composition, compose_checked, syntax_fault
 from inferkit.config.run_folder import folder_problem
@@ -296,6 +297,9 @@ def _check_sweep(command: Command, checker: Checker) -> _Sweep:
     space = checker.space
     common = _common(command, space)
     faults = [fault for fault in common.faults if fault.key.startswith(HYDRA)]
+    # The grid keeps the last choice of a group alone, and its cells would not show the others.
+    repeated = repeated_choices(space, command.overrides).values()
+    faults += [fault for fault in repeated if not fault.key.startswith(HYDRA)]
     faults += _folder_faults(command, space, "hydra.sweep.dir")
     params = OmegaConf.select(common.hydra, "sweeper.params") or {}
     lay_out = probes if is_search(common.hydra) else expand

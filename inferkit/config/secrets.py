@@ -37,6 +37,8 @@ JUDGED_ELSEWHERE = ("disagg.router_url", "router.prefill_urls", "router.decode_u
 HYDRA_NODES = ("job.env_set", "launcher", "sweeper.params")
 """Of Hydra's own part, what a user fills in; Hydra writes it into every run directory."""
 ENV_COPY = "job.env_copy"
+IS_TYPED_SECRET = "is a secret as plain text"
+"""How the fault of a typed secret begins."""
 
 Path = tuple[str | int, ...]
 
@@ -107,8 +109,8 @@ def _typed_fault(key: str, path: Path, value: Any, held: Mapping[str, str]) -> F
     return Fault(
         key=key,
         given=f"{key}={shown}",
-        problem="is a secret as plain text, which a run directory and its logs would show; put it "
-        f"into an environment variable and write {instead}",
+        problem=f"{IS_TYPED_SECRET}, which a run directory and its logs would show; put it into an "
+        f"environment variable and write {instead}",
         # An entry of a list cannot be set by itself.
         fix=None if is_entry else Fix(add=(override,), is_example=True),
     )

@@ -40,6 +40,8 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
         "+role=prefil",
         "+experiment=qwen3_8b_tp4",
         "parallel=",
+        "model=qwen3_9b model.arch.num_hidden_layers=2",
+        "+experiment=qwen3_9b model.arch.num_hidden_layers=2",
     ),
     "signs": (
         "role=prefill",
@@ -152,6 +154,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "roles": (
         "+role=prefill +role=decode",
         "+role=cluster,serve",
+        "check +role=prefill,decode",
         "scheduler=decode",
         "+role=decode scheduler=default",
         "+role=prefill disagg.mode=decode",
@@ -187,6 +190,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "secrets": (
         "model.path=https://user:secret@host/model",
         "+runner.params.token=abc",
+        "check +scheduler.params.api_key=abc",
     ),
     "sweeps": (
         "-m scheduler.bath_size=1,2",
@@ -203,6 +207,8 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
         "-m scheduler.batch_size=1, 2",
         "-m hydra.sweep.dir=/dev/null/x data.seed=1,2",
         "+sweep=pd_ratio",
+        "check +sweep=batch +sweep=split",
+        "-m parallel=tp1 parallel=tp1,tp2",
         "--config-dir conf +sweep=bad_cells",
         "--config-dir conf +sweep=misspelt",
     ),
