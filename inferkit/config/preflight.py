@@ -28,7 +28,7 @@ from inferkit.config.no_effect import NO_EFFECT, changed_keys
 from inferkit.config.overrides import Composition, compose_checked, syntax_fault
 from inferkit.config.run_folder import folder_problem
 from inferkit.config.schema import InferenceConfig
-from inferkit.config.search_space import direction_fault, is_search, probes
+from inferkit.config.search_space import is_search, probes, search_faults
 from inferkit.config.secrets import secret_faults
 from inferkit.config.space import ConfigSpace
 from inferkit.config.sweep_rules import objective_of
@@ -315,8 +315,7 @@ def _check_sweep(command: Command, checker: Checker) -> _Sweep:
             sweep.checked[cell.number] = _check(cell.overrides, checker)
     config = next((found.config for found in sweep.checked.values() if found.config), None)
     if sweep.is_search and config is not None:
-        fault = direction_fault(common.hydra, objective_of(config))
-        sweep.faults += [fault] if fault is not None else []
+        sweep.faults += search_faults(common.hydra, objective_of(config))
     return sweep
 
 

@@ -17,6 +17,10 @@ from inferkit.config.space import ConfigSpace
 from inferkit.config.sweep_rules import is_higher_better
 
 GRID_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+OPTUNA = "hydra_plugins.hydra_optuna_sweeper."
+DIRECTIONS = ("maximize", "minimize")
+AT_LEAST_ONE = {"n_trials": 20, "n_jobs": 1}
+"""Settings of Optuna's sweeper -> a value to begin with."""
 
 
 def is_search(hydra: DictConfig) -> bool:
@@ -61,14 +65,40 @@ def searched_keys(
     return [key for key, text in texts.items() if space.parse(text).is_sweep_override()]
 
 
+def search_faults(hydra: DictConfig, objective: str) -> list[Fault]:
+    """Settings of the sweeper with which the search would break off, or find the worst cell."""
+    direction = direction_fault(hydra, objective)
+    faults = [] if direction is None else [direction]
+    if not str(hydra.sweeper._target_).startswith(OPTUNA):
+        return faults
+    for name, default in AT_LEAST_ONE.items():
+        key, value = f"hydra.sweeper.{name}", OmegaConf.select(hydra, f"sweeper.{name}")
+        if isinstance(value, int) and value < 1:
+            problem = "is out of range; allowed is an integer >= 1"
+            fix = Fix(add=(f"{key}={default}",))
+            faults.append(Fault(key=key, given=f"{key}={value}", problem=problem, fix=fix))
+    key = "hydra.sweeper.max_failure_rate"
+    rate = OmegaConf.select(hydra, "sweeper.max_failure_rate")
+    if isinstance(rate, float) and not 0 <= rate <= 1:
+        problem = "is out of range; allowed is a number from 0 to 1"
+        fix = Fix(drop=(key,))
+        faults.append(Fault(key=key, given=f"{key}={rate:g}", problem=problem, fix=fix))
+    return faults
+
+
 def direction_fault(hydra: DictConfig, objective: str) -> Fault | None:
-    """Why the search would find the worst cell: its direction is not that of the objective."""
+    """Why the search has no direction, or would find the worst cell: that of another objective."""
     given = OmegaConf.select(hydra, "sweeper.direction")
     name = str(getattr(given, "name", given))
     better, wanted = ("more", "maximize") if is_higher_better(objective) else ("less", "minimize")
-    if name not in ("maximize", "minimize") or name == wanted:
-        return None
     key = "hydra.sweeper.direction"
+    if given is None or name == wanted:
+        return None
+    if name not in DIRECTIONS:
+        problem = f"is no direction of a search; allowed: {', '.join(DIRECTIONS)}"
+        return Fault(
+            key=key, given=f"{key}={name}", problem=problem, fix=Fix(add=(f"{key}={wanted}",))
+        )
     problem = f"looks for the worst cell: of {objective}, the objective, {better} is better"
     fix = Fix(add=(f"{key}={wanted}",))
     return Fault(key=key, given=f"{key}={name}", problem=problem, fix=fix)

@@ -8,6 +8,7 @@ from inferkit.config.search_space import (
     direction_fault,
     is_search,
     probes,
+    search_faults,
     searched_keys,
 )
 from inferkit.config.space import ConfigSpace
@@ -78,6 +79,28 @@ def test_a_search_for_the_worst_is_refused(objective, direction, wanted):
     if fault is not None:
         assert objective in fault.problem
         assert fault.fix.add == (f"hydra.sweeper.direction={wanted}",)
+
+
+OPTUNA = "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper"
+
+
+@pytest.mark.parametrize(
+    ("values", "problems"),
+    [
+        ({"direction": "max"}, ["is no direction of a search; allowed: maximize, minimize"]),
+        ({"direction": ["maximize", "minimize"]}, ["is no direction of a search"]),
+        ({"n_trials": 0}, ["allowed is an integer >= 1"]),
+        ({"n_trials": -1, "n_jobs": 0}, ["allowed is an integer >= 1"] * 2),
+        ({"max_failure_rate": 1.5}, ["allowed is a number from 0 to 1"]),
+        ({"n_trials": 1, "n_jobs": 1, "max_failure_rate": 0.0}, []),
+    ],
+)
+def test_settings_that_break_a_search_off_are_refused(values, problems):
+    sweeper = {"_target_": OPTUNA, "direction": "maximize"} | values
+    faults = search_faults(OmegaConf.create({"sweeper": sweeper}), "output_tokens_per_s")
+    assert len(faults) == len(problems)
+    for fault, problem in zip(faults, problems, strict=True):
+        assert problem in fault.problem and fault.given and fault.fix is not None
 
 
 def test_a_sweeper_of_another_name_searches():
