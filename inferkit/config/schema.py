@@ -399,7 +399,8 @@ class SweepConfig:
     """A cell that runs longer is ended and counts as failed (null = no limit)."""
     objective: str | None = None
     """Metric by which the best cell is chosen, by its name in metrics.json, such as ttft_s.p50
-    (null = goodput where a limit of `slo` is set, else output_tokens_per_s)."""
+    (null = goodput where a limit of `slo` is set, of cells with unequal numbers of ranks
+    goodput_per_device, else output_tokens_per_s)."""
     slo: SloConfig = field(default_factory=SloConfig)
     """Limits of a good request."""
 

@@ -47,7 +47,7 @@ def start_sweep(arguments: Arguments, verdict: Verdict) -> int:
     if is_driven_by_plugin(cfg):
         return _drive_by_plugin(arguments, verdict, cfg)
     sweep = run_sweep(arguments, verdict, cfg, node_rank=node_rank)
-    code = _summed_up(sweep.sweep_dir) if node_rank == 0 else _code(sweep.num_bad == 0)
+    code = sum_up(sweep.sweep_dir) if node_rank == 0 else _code(sweep.num_bad == 0)
     for number in sweep.signals:
         return EXIT_INTERRUPTED if number == signal.SIGINT else 128 + number
     return code
@@ -108,7 +108,7 @@ def _drive_by_plugin(arguments: Arguments, verdict: Verdict, cfg: DictConfig) ->
         if cells:
             reuse_results(cells, run_keys(cells), earlier_folders(sweep_dir, cells), sweep_dir)
         elif _is_finished(arguments, cfg, sweep_dir):
-            return _summed_up(sweep_dir)
+            return sum_up(sweep_dir)
         elif num_earlier := set_trials_aside(sweep_dir):
             trials = (
                 "1 earlier trial is" if num_earlier == 1 else f"{num_earlier} earlier trials are"
@@ -128,12 +128,12 @@ def _drive_by_plugin(arguments: Arguments, verdict: Verdict, cfg: DictConfig) ->
         try:
             call_hydra(HydraCell(arguments=arguments), arguments, hydra_words(arguments, *words))
         except (SystemExit, KeyboardInterrupt):  # a signal, or the plugin gave up
-            _summed_up(sweep_dir)
+            sum_up(sweep_dir)
             raise
         folders = [] if cells else trial_folders(sweep_dir)
         trials_run = tuple(folder.relative_to(sweep_dir).as_posix() for folder in folders)
         replace(record, trials=trials_run, ended_at=now_text()).write(sweep_dir)
-        return _summed_up(sweep_dir)
+        return sum_up(sweep_dir)
 
 
 def _is_finished(arguments: Arguments, cfg: DictConfig, sweep_dir: Path) -> bool:
@@ -161,7 +161,8 @@ def _is_finished(arguments: Arguments, cfg: DictConfig, sweep_dir: Path) -> bool
     return True
 
 
-def _summed_up(sweep_dir: Path) -> int:
+def sum_up(sweep_dir: Path) -> int:
+    """Print the summary of a sweep and write its files; returns the exit code."""
     if not read_outcomes(sweep_dir):
         _tell(f"inferkit: no cell has been run in {sweep_dir}")
         return EXIT_FAILED

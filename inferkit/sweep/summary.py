@@ -13,7 +13,12 @@ from rich.console import Console
 from rich.text import Text
 
 from inferkit.config.provenance import write_text
-from inferkit.config.sweep_rules import GOODPUT, TOKENS_PER_S, is_higher_better
+from inferkit.config.sweep_rules import (
+    GOODPUT,
+    GOODPUT_PER_DEVICE,
+    TOKENS_PER_S,
+    is_higher_better,
+)
 from inferkit.offline.summary import PatientConsole, shorten
 from inferkit.sweep.cells import INVALID, OK
 from inferkit.sweep.goodput import limits_text
@@ -121,11 +126,15 @@ def read_summary(sweep_dir: Path) -> Summary:
     record = read_sweep(sweep_dir)
     node = record.get("sweep") or config.get("sweep") or {}
     limits = limits_of(node)
+    default = GOODPUT if limits else TOKENS_PER_S
+    # A search has one objective from its first trial on, which knows nothing of the others.
+    if limits and not record.get("axes") and len({c.num_devices for c in cells if c.is_ok}) > 1:
+        default = GOODPUT_PER_DEVICE
     return Summary(
         sweep_dir=sweep_dir,
         cells=tuple(cells),
         axes=tuple(find_axes(cells, record.get("axes", ()))),
-        objective=node.get("objective") or (GOODPUT if limits else TOKENS_PER_S),
+        objective=node.get("objective") or default,
         limits=limits,
     )
 

@@ -11,6 +11,7 @@ from inferkit.config.schema import SloConfig
 from inferkit.sweep.cells import JobResult
 from inferkit.sweep.hydra_cells import objective_value
 from inferkit.sweep.plan import PlannedCell
+from inferkit.sweep.start import sum_up
 from inferkit.sweep.summary import SUMMARY_FILE, Summary, csv_text, read_summary
 from tests.config.configs import changed
 from tests.sweep.sweeps import metrics, write_cell, write_grid
@@ -246,3 +247,39 @@ def test_a_search_keeps_its_axes_where_all_trials_drew_one_value(tmp_path: Path)
     assert "batch_size" in text.partition("tokens/s")[0].partition("sweep of 2 cells")[2]
     assert "* best by output_tokens_per_s: #1 with 101 [scheduler.batch_size=4]" in text
     assert [row["scheduler.batch_size"] for row in rows(tmp_path)] == ["4", "4"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "axes", "objective", "best"),
+    [
+        ((1, 4), [], "goodput_per_device", 0),
+        ((4, 4), [], "goodput", 1),
+        ((1, 4), ["parallel"], "goodput", 1),  # what the search itself has looked for
+    ],
+)
+def test_cells_of_several_sizes_are_compared_per_device(
+    tmp_path: Path, sizes: tuple[int, int], axes: list[str], objective: str, best: int
+) -> None:
+    for number, (size, wall_time_s) in enumerate(zip(sizes, (4.0, 2.0), strict=True)):
+        values = metrics(tokens_per_s=100.0, ttft_s=0.1, tpot_s=0.01, wall_time_s=wall_time_s)
+        write_cell(
+            tmp_path,
+            number,
+            (f"parallel=tp{size}", f"data.seed={number}"),
+            values=values,
+            world_size=size,
+            sweep={"slo": {"ttft_s": 1.0}},
+            requests=[GOOD] * 8,
+        )
+    (tmp_path / "sweep.json").write_text(json.dumps({"axes": axes}), "utf-8")
+
+    summary = summarise(tmp_path)
+
+    assert (summary.objective, summary.best.number if summary.best else None) == (objective, best)
+
+
+def test_the_summary_of_no_cell_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sum_up(tmp_path) == 1
+
+    assert f"no cell has been run in {tmp_path}" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
