@@ -4,6 +4,8 @@ good          the request came to its own end and keeps every limit that is set
 attainment    good requests / all requests
 goodput       good requests / seconds that the load took
 per device    goodput / number of ranks of all instances
+offered       requests / seconds from the first to the last that was sent; goodput never beats it,
+              while of a few requests the gaps may be shorter on the whole than load.rate asks for
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,6 +31,8 @@ class RequestTimes:
     """Mean per token after the first; None also of an output of one token."""
     e2e_s: float | None = None
     """To the end, from arrival."""
+    sent_s: float | None = None
+    """When it was sent, from the beginning of a load."""
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "RequestTimes":
@@ -39,6 +43,7 @@ class RequestTimes:
             ttft_s=record.get("ttft_s"),
             tpot_s=record.get("tpot_s"),
             e2e_s=record.get("e2e_s"),
+            sent_s=record.get("sent_s"),
         )
 
 
@@ -66,6 +71,13 @@ def attainment(
     if not requests:
         return None
     return sum(is_good(times, limits, scale=scale) for times in requests) / len(requests)
+
+
+def offered(requests: Sequence[RequestTimes]) -> float | None:
+    """Requests per second that were sent; None where that is not known."""
+    sent_s = [times.sent_s for times in requests if times.sent_s is not None]
+    duration_s = max(sent_s, default=0.0) - min(sent_s, default=0.0)
+    return len(sent_s) / duration_s if duration_s > 0 else None
 
 
 def goodput(

@@ -26,7 +26,7 @@ from inferkit.config.sweep_rules import (
     TOKENS_PER_S_PER_DEVICE,
 )
 from inferkit.sweep.cells import INVALID, OK, RESULT_FILE
-from inferkit.sweep.goodput import RequestTimes, attainment, goodput
+from inferkit.sweep.goodput import RequestTimes, attainment, goodput, offered
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """Ten times as fast where the C library is there."""
@@ -36,6 +36,8 @@ REQUEST_FILES = ("requests.jsonl", "generations.jsonl")
 LEFT_OUT = ("expert_load.layers.",)
 """Metrics of single layers are no columns of a table."""
 NO_LIMITS: Mapping[str, float] = {}
+OFFERED_RATE = "offered_request_per_s"
+"""Of a load with a rate: as it was sent, not as load.rate asks for."""
 NOT_RUN, DAMAGED = "not run", "damaged"
 NEVER_RUN = (INVALID, NOT_RUN)
 MAX_NAME_LEN = 16
@@ -243,6 +245,8 @@ def _with_derived(cell: Outcome, limits: Mapping[str, float]) -> Outcome:
         rate = goodput(requests, limits, wall_time_s=wall_time_s)
         metrics[SLO_ATTAINMENT] = attainment(requests, limits)
         metrics[GOODPUT] = rate
+        if ((cell.config.get("load") or {}).get("rate")) is not None:
+            metrics[OFFERED_RATE] = offered(requests)
         metrics[GOODPUT_PER_DEVICE] = None if rate is None else rate / devices
     return replace(cell, metrics=metrics, requests=requests)
 

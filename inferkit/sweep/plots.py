@@ -24,7 +24,7 @@ from inferkit.config.sweep_rules import (
     TOKENS_PER_S_PER_DEVICE,
 )
 from inferkit.sweep.goodput import attainment, limits_text
-from inferkit.sweep.outcomes import Axis, Outcome
+from inferkit.sweep.outcomes import OFFERED_RATE, Axis, Outcome
 from inferkit.sweep.plot_pareto import plot_pareto
 from inferkit.sweep.plot_plan import RATE, Plan, PlotColumn, cell_label, in_lines, plan_of
 from inferkit.sweep.plot_style import (
@@ -244,7 +244,16 @@ def _draw(axes: Axes, column: PlotColumn, plan: Plan, panel: Panel, factor: floa
 
 
 def _draw_offered(axes: Axes, column: PlotColumn) -> None:
-    """Where a service would be that keeps the limits of every request."""
+    """Where a service would be that keeps the limits of every request, by what was sent."""
+    sent: dict[float, list[float]] = {}
+    for cell in column.cells:
+        value = cell.number_of(OFFERED_RATE)
+        if value is not None:
+            sent.setdefault(column.position(cell), []).append(value)
+    if sent:
+        rates = sorted(sent)
+        axes.plot(rates, [max(sent[rate]) for rate in rates], **OFFERED)
+        return
     low, high = float(column.x.values[0]), float(column.x.values[-1])
     rates = [low + (high - low) * step / 100 for step in range(101)]
     axes.plot(rates, rates, **OFFERED)
@@ -302,7 +311,7 @@ def _keys(cells: Sequence[Outcome], panels: Sequence[Panel], plan: Plan) -> list
         else:
             keys.append(Line2D([], [], color=GREY, marker="_", label="bar: p50, line: up to p99"))
     if GOOD in panels and any(column.x.key == RATE for column in plan.columns):
-        keys.append(Line2D([], [], **OFFERED, label="offered"))
+        keys.append(Line2D([], [], **OFFERED, label="offered (as sent)"))
     if any(not cell.is_ok for cell in cells):
         keys.append(Line2D([], [], **CROSS, label="no result"))
     return keys

@@ -1,6 +1,13 @@
 import pytest
 
-from inferkit.sweep.goodput import RequestTimes, attainment, goodput, is_good, limits_text
+from inferkit.sweep.goodput import (
+    RequestTimes,
+    attainment,
+    goodput,
+    is_good,
+    limits_text,
+    offered,
+)
 
 LIMITS = {"ttft_s": 0.5, "tpot_s": 0.05}
 
@@ -67,3 +74,18 @@ def test_a_request_that_gave_nothing_is_not_finished(
 
 def test_limits_are_told_in_the_order_of_a_request() -> None:
     assert limits_text({"e2e_s": 20.0, "ttft_s": 0.5}) == "TTFT <= 500 ms, E2E <= 20 s"
+
+
+def test_goodput_never_beats_what_was_sent() -> None:
+    """Of five requests at a rate of 4, whose gaps came out shorter than 0.25 s."""
+    requests = [times(sent_s=sent_s) for sent_s in (0.0, 0.1, 0.3, 0.35, 0.8)]
+
+    rate = offered(requests)
+    good = goodput(requests, LIMITS, wall_time_s=0.8 + 0.1)
+
+    assert rate == 5 / 0.8 and good is not None and 4 < good < rate
+
+
+@pytest.mark.parametrize("sent", [[], [1.0], [1.0, 1.0], [None, None]])
+def test_without_a_duration_no_rate_is_known(sent: list[float | None]) -> None:
+    assert offered([times(sent_s=one) for one in sent]) is None

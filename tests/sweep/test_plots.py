@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 pytest.importorskip("matplotlib")
 
@@ -37,6 +38,25 @@ def write(
             sweep={"slo": {"ttft_s": slo}} if slo else {},
             requests=REQUESTS if slo else (),
         )
+
+
+def lines_of(
+    sweep_dir: Path, monkeypatch: pytest.MonkeyPatch, *, limits: Mapping[str, float] | None = None
+) -> list[tuple[list[float], list[float], dict[str, Any]]]:
+    """x, y and style of all lines, in the order in which they are drawn."""
+    drawn: list[tuple[list[float], list[float], dict[str, Any]]] = []
+    plot = Axes.plot
+
+    def record(self: Axes, xs: Any, ys: Any, *words: Any, **style: Any) -> Any:
+        drawn.append((list(xs), list(ys), style))
+        return plot(self, xs, ys, *words, **style)
+
+    monkeypatch.setattr(Axes, "plot", record)
+    cells = read_outcomes(sweep_dir)
+    draw_pictures(
+        cells, find_axes(cells), objective="goodput", limits=limits or {}, folder=sweep_dir
+    )
+    return drawn
 
 
 def pictures(sweep_dir: Path) -> list[str]:
@@ -73,6 +93,23 @@ def test_limits_give_a_goodput_curve(tmp_path: Path) -> None:
     assert pictures(tmp_path)[2:] == ["goodput.png", "slo_scale.png"]
 
 
+def test_the_offered_rate_is_what_was_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, rate in enumerate((1, 4)):
+        values = metrics(tokens_per_s=10.0, ttft_s=0.1, tpot_s=0.01)
+        sent = [{**one, "sent_s": place / 5 / rate} for place, one in enumerate(REQUESTS)]
+        slo = {"slo": {"ttft_s": 9.0}}
+        folder = write_cell(
+            tmp_path, number, (f"load.rate={rate}",), values=values, sweep=slo, requests=sent
+        )
+        config = yaml.safe_dump({"load": {"rate": rate}, "sweep": slo})
+        (folder / "config.resolved.yaml").write_text(config, "utf-8")
+    drawn = lines_of(tmp_path, monkeypatch, limits={"ttft_s": 9.0})
+
+    (offered,) = [(xs, ys) for xs, ys, style in drawn if style.get("linestyle") == "--" and xs]
+    assert offered[0] == [1.0, 4.0]
+    assert offered[1] == pytest.approx([8 * 5 / 7, 8 * 4 * 5 / 7])
+
+
 def test_one_cell_has_no_axis_to_draw_over(tmp_path: Path) -> None:
     write(tmp_path, {"scheduler.batch_size": (1,)}, slo=0.35)
 
@@ -98,21 +135,13 @@ def test_a_line_has_a_gap_and_a_cross_where_a_cell_has_no_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, {"scheduler.batch_size": (1, 2, 4)}, bad=1)
-    drawn: list[tuple[list[float], Any]] = []
-    plot = Axes.plot
 
-    def record(self: Axes, xs: Any, ys: Any, *words: Any, **style: Any) -> Any:
-        drawn.append((list(ys), style.get("marker")))
-        return plot(self, xs, ys, *words, **style)
+    drawn = lines_of(tmp_path, monkeypatch)
 
-    monkeypatch.setattr(Axes, "plot", record)
-    cells = read_outcomes(tmp_path)
-    draw_pictures(cells, find_axes(cells), objective="goodput", limits={}, folder=tmp_path)
-
-    tokens, marker = drawn[0]
-    assert (tokens[0], tokens[2], marker) == (10.0, 12.0, "o")
+    _, tokens, style = drawn[0]
+    assert (tokens[0], tokens[2], style["marker"]) == (10.0, 12.0, "o")
     assert tokens[1] != tokens[1]
-    assert "x" in [marker for _, marker in drawn]
+    assert "x" in [style.get("marker") for _, _, style in drawn]
 
 
 def test_without_matplotlib_the_summary_says_what_to_install(
