@@ -96,5 +96,5 @@ def log_run(path: Path, *, level: str) -> None:
 
 def quiet_libraries() -> None:
     """What libraries say of every request or file is not for this program's log."""
-    for noisy in ("httpx", "httpcore", "urllib3", "filelock", "matplotlib"):
+    for noisy in ("httpx", "httpcore", "urllib3", "filelock", "matplotlib", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -21,8 +21,9 @@ READ_BYTES = 1 << 16
 MAX_LINE_BYTES = 1 << 16
 """A longer line is written in parts."""
 
-Writers = Mapping[int, tuple[Connection, ...]]
-"""Rank -> the ends that it writes to, in the order of STREAMS."""
+Writers = Mapping[int, tuple[str, ...]]
+"""Rank -> paths of the ends that it writes to, in the order of STREAMS. By name, for no more than
+256 descriptors can be handed to a new process, whose ranks are many."""
 
 
 class RankOutput:
@@ -34,10 +35,15 @@ class RankOutput:
 
     def __init__(self, log_dir: Path, ranks: Sequence[int]) -> None:
         self._files: dict[Connection, HiddenFile] = {}
-        self.writers: dict[int, tuple[Connection, ...]] = {}
+        self._writers: list[Connection] = []
+        """Open until the end: a rank opens its own later, if at all."""
+        self.writers: dict[int, tuple[str, ...]] = {}
         for rank in ranks:
             pipes = [Pipe(duplex=False) for _ in STREAMS]
-            self.writers[rank] = tuple(writer for _, writer in pipes)
+            self._writers += [writer for _, writer in pipes]
+            self.writers[rank] = tuple(
+                f"/proc/{os.getpid()}/fd/{writer.fileno()}" for _, writer in pipes
+            )
             for stream, (reader, _) in zip(STREAMS, pipes, strict=True):
                 self._files[reader] = HiddenFile(log_dir / f"rank{rank}.{stream}.log")
                 os.set_blocking(reader.fileno(), False)
@@ -45,44 +51,28 @@ class RankOutput:
         self._thread = threading.Thread(target=self._read, name="rank output", daemon=True)
         self._thread.start()
 
-    def close_writers(self) -> None:
-        """To be called when the ranks have their own."""
-        for writers in self.writers.values():
-            for writer in writers:
-                writer.close()
-
     def close(self) -> None:
         """To be called when the ranks have ended: what is in the pipes is written, no more."""
-        self.close_writers()
         self._stop.close()
         self._thread.join()
-        self._stopped.close()
+        for end in (self._stopped, *self._writers, *self._files):
+            end.close()
+        for file in self._files.values():
+            file.close()
 
     def _read(self) -> None:
-        """Until all have closed their ends, or what was left at `close` is read."""
+        """Until `close`, and then what was left; a child that lives on may keep an end open."""
         ready: list[Any] = []
-        while self._files and self._stopped not in ready:
+        while self._stopped not in ready:
             ready = connection.wait([*self._files, self._stopped])
             for reader in [one for one in ready if one in self._files]:
                 self._take(reader)
-        for reader in list(self._files):  # a child that lives on keeps its ends open
+        for reader in self._files:
             self._take(reader)  # one read takes all that a pipe holds
-        for reader in list(self._files):
-            self._end(reader)
 
     def _take(self, reader: Connection) -> None:
-        try:
-            data = os.read(reader.fileno(), READ_BYTES)
-        except BlockingIOError:
-            return
-        if data:
-            self._files[reader].write(data)
-        else:
-            self._end(reader)
-
-    def _end(self, reader: Connection) -> None:
-        self._files.pop(reader).close()
-        reader.close()
+        with contextlib.suppress(BlockingIOError):
+            self._files[reader].write(os.read(reader.fileno(), READ_BYTES))
 
 
 class HiddenFile:
@@ -115,10 +105,9 @@ class HiddenFile:
 
 
 def write_to(writers: Writers, rank: int) -> None:
-    """Have this process, a rank, and all that it starts write to its ends; others are closed."""
-    for other, ends in writers.items():
-        for descriptor, writer in zip((1, 2), ends, strict=True):
-            if other == rank:
-                (sys.stdout if descriptor == 1 else sys.stderr).flush()
-                os.dup2(writer.fileno(), descriptor)
-            writer.close()
+    """Have this process, a rank, and all that it starts write to its ends."""
+    for descriptor, path in zip((1, 2), writers[rank], strict=True):
+        (sys.stdout if descriptor == 1 else sys.stderr).flush()
+        end = os.open(path, os.O_WRONLY)
+        os.dup2(end, descriptor)
+        os.close(end)

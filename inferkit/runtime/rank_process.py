@@ -34,7 +34,7 @@ def run_rank(
     Args:
         entrypoint: "package.module:function", called with `args` and `channel`.
         senders: of all ranks of this node; every process gets all of them and keeps its own.
-        outputs: likewise, for what the ranks print.
+        outputs: where the ranks print to.
         variables: names of the parent's environment variables.
     """
     _end_with_the_run()

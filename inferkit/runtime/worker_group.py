@@ -171,8 +171,8 @@ class _WorkerGroup:
         self._receivers = {rank: receiver for rank, (receiver, _) in pipes.items()}
         senders = {rank: sender for rank, (_, sender) in pipes.items()}
         variables = {k: v for k, v in os.environ.items() if k != ELASTIC_SIGNALS}
-        self._output = output = RankOutput(self.log_dir, self.ranks)
-        shared = (senders, output.writers, frozenset(variables))
+        self._output = RankOutput(self.log_dir, self.ranks)
+        shared = (senders, self._output.writers, frozenset(variables))
         self._processes = start_processes(
             name="worker",
             entrypoint=run_rank,
@@ -186,7 +186,6 @@ class _WorkerGroup:
         )
         for sender in senders.values():
             sender.close()
-        output.close_writers()
 
     def wait(self, timeout_s: float) -> None:
         """Wait for messages, handle all that are there, and see whether a rank has ended."""

@@ -40,7 +40,7 @@ def test_whole_lines_are_there_at_once_and_a_long_one_in_parts(tmp_path: Path) -
 def test_what_was_written_before_the_end_is_kept(tmp_path: Path) -> None:
     """Where somebody holds an end open, as a child that lives on does."""
     output = RankOutput(tmp_path, [3])
-    held = [os.dup(writer.fileno()) for writer in output.writers[3]]
+    held = [os.open(path, os.O_WRONLY) for path in output.writers[3]]
     for descriptor in held:
         os.write(descriptor, b"x" * 1000 + b"\nlast")
 
@@ -54,5 +54,7 @@ def test_what_was_written_before_the_end_is_kept(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
     output = RankOutput(tmp_path / "no such folder", [0])
-    os.write(output.writers[0][0].fileno(), b"text\n")
+    end = os.open(output.writers[0][0], os.O_WRONLY)
+    os.write(end, b"text\n")
+    os.close(end)
     output.close()

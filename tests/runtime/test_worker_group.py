@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from inferkit.config.preflight import MAX_RANKS_PER_NODE
 from inferkit.core.errors import WorkerError
 from inferkit.runtime.worker_group import run_workers
 
@@ -50,6 +51,13 @@ def test_events_arrive_and_output_goes_to_files(tmp_path):
     assert texts == {4: "hello a", 5: "hello b"}
     assert (tmp_path / "rank5.stdout.log").read_text() == "stdout of 5\n"
     assert not ranks_alive()
+
+
+def test_as_many_ranks_start_as_the_pre_flight_allows(tmp_path):
+    """A new process is handed no more than 256 descriptors: few of every rank."""
+    events = []
+    run("greet", {rank: (rank, "a") for rank in range(MAX_RANKS_PER_NODE)}, tmp_path, events.append)
+    assert sorted(event["rank"] for event in events) == list(range(MAX_RANKS_PER_NODE))
 
 
 def test_secrets_are_hidden_in_what_children_of_a_rank_write(tmp_path, monkeypatch):
