@@ -17,6 +17,7 @@ from inferkit.core.errors import ConfigError
 from inferkit.inspect.circumstances import circumstances
 from inferkit.inspect.snapshot import Leaf, Origin, Snapshot
 from inferkit.inspect.take import take_snapshot
+from inferkit.sweep.cells import LOG_FILE
 
 FILE = "file"
 """Kind of an origin: a YAML file that is no option of a group."""
@@ -118,6 +119,11 @@ def _no_run(folder: Path) -> str:
     runs.sort(key=lambda run: (len(run.name), run.name))
     if runs and any((folder / name).is_file() for name in SWEEP_FILES):
         return f"{folder}: is a sweep; name the folder of one of its cells, as {runs[0]}"
+    if (folder / LOG_FILE).is_file():
+        return (
+            f"{folder}: is a cell that ended before its run began: it has no {RESOLVED_FILE}; what "
+            f"it printed is in {folder / LOG_FILE}"
+        )
     inside = f"; runs in it are {', '.join(map(str, runs[:MAX_RUNS_SHOWN]))}" if runs else ""
     more = ", ..." if len(runs) > MAX_RUNS_SHOWN else ""
     return f"{folder}: is no run directory: it has no {RESOLVED_FILE}{inside}{more}"

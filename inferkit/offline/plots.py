@@ -32,8 +32,13 @@ LOG_RATIO = 10
 """The time axis is logarithmic where the longest step takes this many times the median."""
 
 
-def plot_steps(records: Sequence[StepRecord], path: Path) -> None:
-    """Write a PNG: time of every step by kind; below it, KV use and requests of the step."""
+def plot_steps(records: Sequence[StepRecord], path: Path) -> bool:
+    """Write a PNG: time of every step by kind; below it, KV use and requests of the step.
+
+    False where there is no step: nothing is written.
+    """
+    if not records:
+        return False
     figure = Figure(figsize=(10, 6), layout="constrained")
     FigureCanvasAgg(figure)
     times, use = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
@@ -42,6 +47,7 @@ def plot_steps(records: Sequence[StepRecord], path: Path) -> None:
     use.set_xlabel("step")
     use.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.savefig(path, dpi=120)
+    return True
 
 
 def _plot_times(axes: Axes, records: Sequence[StepRecord]) -> None:
@@ -59,16 +65,15 @@ def _plot_times(axes: Axes, records: Sequence[StepRecord]) -> None:
             )
     axes.set_ylabel("step time in ms")
     times = [record.step_time_s for record in records]
-    if times and max(times) > LOG_RATIO * sorted(times)[len(times) // 2] > 0:
+    if max(times) > LOG_RATIO * sorted(times)[len(times) // 2] > 0:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
-    elif times and max(times) > 0:
+    elif max(times) > 0:
         axes.set_ylim(0, max(times) * 1e3 * HEADROOM)
     axes.grid(alpha=0.3, which="both")
-    if records:
-        axes.legend(**ABOVE_RIGHT)
+    axes.legend(**ABOVE_RIGHT)
     axes.set_title("Time of every step (number of steps)", loc="left")
 
 
@@ -91,9 +96,9 @@ def _plot_use(axes: Axes, records: Sequence[StepRecord]) -> None:
     axes.set_ylim(0, 100 * HEADROOM)
     axes.grid(alpha=0.3)
     requests.set_ylabel("requests in the step", color=REQUESTS_COLOUR)
-    requests.set_ylim(0, max((record.num_requests for record in records), default=1) * HEADROOM)
+    requests.set_ylim(0, max(record.num_requests for record in records) * HEADROOM)
     requests.yaxis.set_major_locator(MaxNLocator(integer=True))
-    kv_total = records[0].kv_total if records else 0
+    kv_total = records[0].kv_total
     axes.legend(
         handles=[
             Line2D([], [], color=KV_COLOUR, label=f"KV blocks in use (of {kv_total})"),

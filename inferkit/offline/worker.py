@@ -136,7 +136,7 @@ class _Silence:
 
 
 def _draw(records: list[StepRecord], path: Path) -> str | None:
-    """The step-time picture, where the extra `plots` is installed."""
+    """The step-time picture, where the extra `plots` is installed and there was a step."""
     try:
         from inferkit.offline.plots import plot_steps
     except ModuleNotFoundError as error:
@@ -144,8 +144,7 @@ def _draw(records: list[StepRecord], path: Path) -> str | None:
             raise
         logger.info("no step-time picture: install the extra inferkit[plots]")
         return None
-    plot_steps(records, path)
-    return str(path)
+    return str(path) if plot_steps(records, path) else None
 
 
 def _facts(llm: OfflineInference) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from inferkit.runtime.live_progress import PROGRESS_FILE
 from inferkit.sweep.cells import (
     FAILED,
     INTERRUPTED,
+    LOG_FILE,
     OK,
     RESULT_FILE,
     TIMEOUT,
@@ -25,8 +26,6 @@ from inferkit.sweep.cells import (
 from inferkit.sweep.plan import PlannedCell
 
 PROGRAM = (sys.executable, "-m", "inferkit")
-LOG_FILE = "cell.log"
-"""What the process of a cell prints."""
 POLL_INTERVAL_S = 0.1
 GRACE_S = 30.0
 """A cell that is told to end gets so long to end its ranks, and a service its requests."""

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from inferkit.config.provenance import write_json
-from inferkit.core.errors import AddressError
+from inferkit.core.errors import AddressError, RequestError
 
 RESULT_FILE = "result.json"
+LOG_FILE = "cell.log"
+"""What the process of a cell prints."""
 OK, FAILED, INTERRUPTED = "ok", "failed", "interrupted"
 TIMEOUT, INVALID = "timeout", "invalid"
 """Of cells: ended at sweep.cell_timeout_s; not run, for its configuration has faults."""
@@ -38,9 +40,9 @@ class JobResult:
             self,
             status=FAILED,
             error=text.splitlines()[0],
-            # Nothing in the code is to blame for a port that is taken.
+            # Nothing in the code is to blame for a port that is taken, or a prompt.
             traceback=None
-            if isinstance(error, AddressError)
+            if isinstance(error, AddressError | RequestError)
             else "".join(traceback.format_exception(error)),
         )
 
@@ -63,3 +65,8 @@ def read_result(run_dir: Path) -> JobResult | None:
         return JobResult(**known | {"overrides": tuple(known["overrides"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None
+
+
+def cells_text(num: int) -> str:
+    """`1 cell`, `12 cells`."""
+    return f"{num} {'cell' if num == 1 else 'cells'}"

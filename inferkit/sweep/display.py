@@ -19,8 +19,7 @@ from rich.table import Column
 from rich.text import Text
 
 from inferkit.config.faults import Cell, varying_overrides
-from inferkit.sweep.cell_run import LOG_FILE
-from inferkit.sweep.cells import INTERRUPTED, OK, JobResult
+from inferkit.sweep.cells import INTERRUPTED, LOG_FILE, OK, JobResult, cells_text
 from inferkit.sweep.plan import PlannedCell
 
 MAX_OVERRIDES_LEN = 60
@@ -86,7 +85,7 @@ class SweepDisplay:
         return f"{self._name}  {self._now}"
 
     def _sweep_text(self) -> str:
-        parts = [f"{len(self._seconds)} of {self.num_due} cells"]
+        parts = [f"{len(self._seconds)} of {cells_text(self.num_due)}"]
         parts += [f"{self._num_bad} failed"] if self._num_bad else []
         return ", ".join(part for part in (*parts, self._left_text()) if part)
 

@@ -23,7 +23,7 @@ from inferkit.config.recorded import write_origins
 from inferkit.config.schema import InferenceConfig
 from inferkit.config.secrets import hide_secrets_of
 from inferkit.core.error_place import told_with_place
-from inferkit.core.errors import AddressError, ComponentError, InferkitError
+from inferkit.core.errors import AddressError, ComponentError, InferkitError, RequestError
 from inferkit.core.place import RankPlace
 from inferkit.core.sampling_params import MAX_SEED
 from inferkit.core.secrets import hide
@@ -140,7 +140,7 @@ def log_file() -> Path | None:
 
 
 def _log_to_files(message: str, error: Exception) -> None:
-    if isinstance(error, AddressError):
+    if isinstance(error, AddressError | RequestError):
         message, details = f"{message}: {error}", None
     else:
         details = (type(error), error, error.__traceback__)

@@ -20,7 +20,7 @@ from inferkit.config.schema import InferenceConfig, OnFailure
 from inferkit.core.errors import ConfigError
 from inferkit.online.cluster.supervisor import collected
 from inferkit.sweep.cell_run import CellRun
-from inferkit.sweep.cells import INVALID, OK, JobResult
+from inferkit.sweep.cells import INVALID, OK, JobResult, cells_text
 from inferkit.sweep.display import SweepDisplay, sweep_display
 from inferkit.sweep.leftovers import adopted_orphans
 from inferkit.sweep.plan import SWEEP_DIR, PlannedCell, plan_cells, sweep_dir_of
@@ -141,7 +141,7 @@ class Sweep:
             )
 
     def _announce(self, display: SweepDisplay, num_due: int) -> None:
-        text = f"inferkit: sweep of {len(self.cells)} cells in {self.sweep_dir}"
+        text = f"inferkit: sweep of {cells_text(len(self.cells))} in {self.sweep_dir}"
         if self.finished:
             text += f"; {len(self.finished)} are finished already"
         if num_due < len(self.cells):

@@ -217,6 +217,9 @@ def _scale_y(axes: Axes, cells: Sequence[Outcome], panel: Panel, factor: float, 
         axes.set_ylim(min(values) / 1.6, max(values) * 1.3)
         return
     axes.yaxis.set_major_formatter(FuncFormatter(number_text))
+    if panel is GOOD:  # something of what was offered is seen
+        sent = [cell.number_of(OFFERED_RATE) for cell in cells]
+        values.append(min((rate for rate in sent if rate is not None), default=0.0))
     axes.set_ylim(0, (panel.top or max(values) or 1.0) * HEADROOM)
 
 

@@ -18,6 +18,7 @@ from inferkit.config.schema import OnFailure
 from inferkit.config.search_space import searched_keys
 from inferkit.core.errors import ConfigError
 from inferkit.core.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_REFUSED
+from inferkit.runtime.logs import quiet_libraries
 from inferkit.runtime.place import find_node
 from inferkit.sweep.cells import read_result
 from inferkit.sweep.hydra_cells import HydraCell, is_driven_by_plugin, planned_cell
@@ -125,6 +126,7 @@ def _drive_by_plugin(arguments: Arguments, verdict: Verdict, cfg: DictConfig) ->
         record.write(sweep_dir)
         _tell(f"inferkit: sweep in {sweep_dir}")
         words = [] if _is_given(arguments) else [f"{SWEEP_DIR}={quoted(str(sweep_dir))}"]
+        quiet_libraries()
         try:
             call_hydra(HydraCell(arguments=arguments), arguments, hydra_words(arguments, *words))
         except (SystemExit, KeyboardInterrupt):  # a signal, or the plugin gave up

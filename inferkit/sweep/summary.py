@@ -20,7 +20,7 @@ from inferkit.config.sweep_rules import (
     is_higher_better,
 )
 from inferkit.offline.summary import PatientConsole, shorten
-from inferkit.sweep.cells import INVALID, OK
+from inferkit.sweep.cells import INVALID, OK, cells_text
 from inferkit.sweep.goodput import limits_text
 from inferkit.sweep.outcomes import (
     NEVER_RUN,
@@ -183,8 +183,7 @@ def print_summary(summary: Summary, console: Console | None = None) -> None:
 
 def _heading(summary: Summary, shared: Mapping[str, str]) -> list[Text]:
     """The overrides and figures that all cells have in common."""
-    num_cells = len(summary.cells)
-    lines = [Text(f"sweep of {num_cells} {'cell' if num_cells == 1 else 'cells'}", style="bold")]
+    lines = [Text(f"sweep of {cells_text(len(summary.cells))}", style="bold")]
     common = [
         f"{key}={shorten(value, MAX_TITLE_VALUE_LEN)}" for key, value in _common(summary).items()
     ]
@@ -230,7 +229,7 @@ def _counts(summary: Summary) -> str:
     """`9 of 12 cells ended ok; 2 failed, 1 timeout`."""
     counts = Counter(cell.status for cell in summary.cells if not cell.is_ok)
     num_invalid = counts.pop(INVALID, 0)
-    text = f"{summary.num_ok} of {len(summary.cells)} cells ended {OK}"
+    text = f"{summary.num_ok} of {cells_text(len(summary.cells))} ended {OK}"
     others = [f"{num} {status}" for status, num in counts.items()]
     if num_invalid:
         others.append(f"{num_invalid} {INVALID} (not run)")

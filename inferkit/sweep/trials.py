@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from inferkit.sweep.cell_run import LOG_FILE
-from inferkit.sweep.cells import INVALID, OK, RESULT_FILE, JobResult, read_result
+from inferkit.sweep.cells import INVALID, LOG_FILE, OK, RESULT_FILE, JobResult, read_result
 from inferkit.sweep.plan import PlannedCell
 from inferkit.sweep.record import SweepRecord
 from inferkit.sweep.reuse import EARLIER, set_aside

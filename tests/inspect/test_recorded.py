@@ -180,3 +180,11 @@ def test_a_value_of_a_file_that_does_not_fit_is_shown_as_it_is(
     assert [origin.kind for origin in batch.origins] == ["schema", "file"]
     assert found.leaves["own"].value == 3
     assert len(found.faults) == 2
+
+
+def test_a_cell_that_ended_early_is_told_from_what_is_no_run(space, tmp_path):
+    with pytest.raises(ConfigError, match="is no run directory"):
+        run_snapshot(tmp_path, space)
+    (tmp_path / "cell.log").write_text("no memory")
+    with pytest.raises(ConfigError, match=f"ended before its run began.*{tmp_path / 'cell.log'}"):
+        run_snapshot(tmp_path, space)

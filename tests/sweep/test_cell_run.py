@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from inferkit.sweep.cell_run import LOG_FILE, CellRun
-from inferkit.sweep.cells import JobResult, read_result
+from inferkit.sweep.cell_run import CellRun
+from inferkit.sweep.cells import LOG_FILE, JobResult, read_result
 from inferkit.sweep.leftovers import adopted_orphans
 from inferkit.sweep.plan import PlannedCell
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from inferkit.core.errors import WorkerError
+from inferkit.core.errors import AddressError, RequestError, WorkerError
 from inferkit.sweep.cells import FAILED, INTERRUPTED, RESULT_FILE, JobResult, read_result
 
 
@@ -41,6 +41,14 @@ def test_an_interrupted_job_names_the_signal(error: BaseException, cause: str) -
     outcome = result(2).interrupted(error)
 
     assert (outcome.status, outcome.error, outcome.traceback) == (INTERRUPTED, cause, None)
+
+
+@pytest.mark.parametrize("kind", [AddressError, RequestError])
+def test_what_the_user_gave_needs_no_traceback(kind: type[Exception]) -> None:
+    error = kind("no", "and more", key="a.b") if kind is AddressError else kind("no and more")
+    outcome = result(0).failed(error)
+
+    assert (outcome.status, outcome.error, outcome.traceback) == (FAILED, "no and more", None)
 
 
 def test_write(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def test_one_cell(tmp_path: Path) -> None:
     text = shown(summarise(tmp_path))
 
     assert text.startswith("sweep of 1 cell\nwith model=llama platform=cpu parallel=tp2\n")
-    assert "1 of 1 cells ended ok" in text
+    assert "1 of 1 cell ended ok" in text
 
 
 def test_no_cell_at_all(tmp_path: Path) -> None:

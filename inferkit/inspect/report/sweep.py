@@ -30,7 +30,7 @@ from inferkit.inspect.report.run import (
     run_title,
     when_text,
 )
-from inferkit.sweep.cells import RESULT_FILE
+from inferkit.sweep.cells import RESULT_FILE, cells_text
 from inferkit.sweep.goodput import limits_text
 from inferkit.sweep.outcomes import Outcome, read_sweep
 from inferkit.sweep.summary import Summary
@@ -53,7 +53,7 @@ def sweep_page(summary: Summary, space: ConfigSpace, output: Path) -> Page:
     """
     record = read_sweep(summary.sweep_dir)
     page = Page(
-        title=f"sweep of {len(summary.cells)} cells",
+        title=f"sweep of {cells_text(len(summary.cells))}",
         status=_status(summary),
         is_ok=summary.num_failed == 0,
         facts=_facts(summary, record),
@@ -95,7 +95,8 @@ def _shown_cell(summary: Summary) -> Outcome | None:
 
 def _status(summary: Summary) -> str:
     num_bad = len(summary.cells) - summary.num_ok
-    return "all cells ok" if not num_bad else f"{summary.num_ok} of {len(summary.cells)} cells ok"
+    num_cells = cells_text(len(summary.cells))
+    return "all cells ok" if not num_bad else f"{summary.num_ok} of {num_cells} ok"
 
 
 def _facts(summary: Summary, record: Mapping[str, Any]) -> list[str]:
