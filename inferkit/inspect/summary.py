@@ -160,4 +160,7 @@ def _blocks(cfg: InferenceConfig, derived: Mapping[str, Derived]) -> str:
     wanted, blocks = found["blocks_wanted"].value, found["blocks"].value
     if blocks < wanted:
         return f"{text}{blocks} fit of {wanted} wanted: {size}"
-    return f"{text}{wanted} for {cfg.batch_size_per_dp_rank} requests + null block: {size}"
+    requests = f"{cfg.batch_size_per_dp_rank} requests + null block"
+    if cfg.kv_cache.enable_prefix_cache:
+        requests = f"{cfg.batch_size_per_dp_rank} requests * 2 (prefixes) + null"
+    return f"{text}{wanted} for {requests}: {size}"

@@ -70,7 +70,10 @@ def test_kv_cache_is_counted_in_blocks(model: Path) -> None:
     assert rows(*base)["KV blocks"] == (
         "3 of 128 tokens per request, 25 for 8 requests + null block: 819,200 bytes"
     )
-    assert "49 for 8 requests" in rows(*base, "kv_cache.enable_prefix_cache=true")["KV blocks"]
+    assert (
+        "49 for 8 requests * 2 (prefixes) + null"
+        in rows(*base, "kv_cache.enable_prefix_cache=true")["KV blocks"]
+    )
     assert rows(*base, "kv_cache.num_blocks=30")["KV blocks"] == (
         "3 of 128 tokens per request, 30 in the pool: 983,040 bytes"
     )
@@ -172,7 +175,7 @@ def test_a_cluster_shows_its_sides(model: Path) -> None:
     assert [side["address"] for side in sides] == ["127.0.0.1, port chosen at the start"] * 2
     # Prefill keeps prefixes, so it wants twice the blocks; decode has two DP ranks.
     assert [side["KV blocks"] for side in sides] == [
-        "1 of 128 tokens per request, 65 for 32 requests + null block: 2.0 MiB",
+        "1 of 128 tokens per request, 65 for 32 requests * 2 (prefixes) + null: 2.0 MiB",
         "1 of 128 tokens per request, 33 for 32 requests + null block: 1.0 MiB",
     ]
     assert [side["at once"] for side in sides] == [
