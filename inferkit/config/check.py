@@ -14,6 +14,7 @@ from inferkit.config.load_rules import check_load_lengths
 from inferkit.config.memory import check_memory
 from inferkit.config.model_files import ModelFiles, read_model_files
 from inferkit.config.model_rules import check_model
+from inferkit.config.network_rules import check_library
 from inferkit.config.no_effect import Use, no_effect_of_model
 from inferkit.config.overrides import compose_checked
 from inferkit.config.resolve import resolve_automatic, resolve_platform
@@ -99,6 +100,7 @@ class Checker:
         """
         faults = list(known)
         findings = check_rules(cfg)
+        check_library(cfg, findings, is_run=self.is_run)
         add_new(faults, findings.faults)
         of_components = list(check_components(cfg, self._index))
         _tell_of_both(faults, of_components)

@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -19,6 +20,11 @@ ENGINES: Final = "inferkit.kv_transfer.engines"
 SHARED_MEMORY: Final = f"{ENGINES}.shared_memory.SharedMemoryEngine"
 TCP: Final = f"{ENGINES}.tcp.TcpEngine"
 IN_PROCESS: Final = f"{ENGINES}.in_process.InProcessEngine"
+LIBRARIES: Mapping[str, tuple[str, str]] = {
+    f"{ENGINES}.mooncake.MooncakeEngine": ("mooncake", "mooncake"),
+    f"{ENGINES}.memfabric.MemFabricEngine": ("memfabric_hybrid", "memfabric"),
+}
+"""Engine -> the package that it drives, and the extra of inferkit that installs it."""
 INSTANCE_PORTS: Mapping[str, tuple[str, ...]] = {
     "serve": ("disagg.http_port", "disagg.zmq_port"),
     "prefill": ("disagg.http_port", "disagg.bootstrap_port", "disagg.zmq_port"),
@@ -64,6 +70,36 @@ def hand_off(cfg: InferenceConfig, findings: Findings) -> None:
         problem = "stays on one host, and disagg.prefill_ips and disagg.decode_ips name "
         problem += f"{len(hosts)} ({', '.join(hosts)})"
         findings.refuse(key, transfer._target_, problem, fix=_engine("tcp"))
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ValueError:  # it is half imported, or barred
+        return False
+
+
+def check_library(cfg: InferenceConfig, findings: Findings, *, is_run: bool) -> None:
+    """An engine that drives a library needs it on this machine; found without importing it.
+
+    Args:
+        is_run: it is needed now; else another machine may have it.
+    """
+    target = cfg.disagg.transfer._target_
+    if cfg.role not in ("prefill", "decode", "cluster") or target not in LIBRARIES:
+        return
+    package, extra = LIBRARIES[target]
+    if _is_installed(package):
+        return
+    problem = f"needs the package {package}, which is not installed here; install "
+    problem += f"'inferkit[{extra}]', or choose disagg/transfer=shared_memory (one host) or "
+    problem += "disagg/transfer=tcp"
+    key, hosts = "disagg.transfer._target_", {*cfg.disagg.prefill_ips, *cfg.disagg.decode_ips}
+    if is_run:
+        option = "tcp" if len(hosts) > 1 else "shared_memory"
+        findings.refuse(key, target, problem, fix=_engine(option))
+    else:
+        findings.warn(key, target, problem)
 
 
 def _engine(option: str) -> Fix:

@@ -1,5 +1,7 @@
 """`disagg/transfer`: the one group that lies below a node."""
 
+import sys
+
 import pytest
 
 from inferkit.config.check import Checker
@@ -79,3 +81,24 @@ def test_a_folder_that_holds_a_group_is_none(space: ConfigSpace) -> None:
     assert "disagg/transfer" in space.groups
     assert "disagg" not in space.groups and not space.is_group("disagg")
     assert space.options("disagg/transfer") == ["memfabric", "mooncake", "shared_memory", "tcp"]
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode", "cluster"])
+@pytest.mark.parametrize(
+    ("engine", "package"), [("mooncake", "mooncake"), ("memfabric", "memfabric_hybrid")]
+)
+def test_an_engine_without_its_package_is_refused_before_the_start(
+    space: ConfigSpace, monkeypatch: pytest.MonkeyPatch, role: str, engine: str, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # as if it could not be imported
+    words = [f"+role={role}", f"disagg/transfer={engine}"]
+
+    (fault,) = Checker(space).check_overrides(words).faults
+
+    assert f"needs the package {package}" in fault.problem
+    assert f"'inferkit[{engine}]'" in fault.problem and "disagg/transfer=tcp" in fault.problem
+    assert fault.fix is not None and fault.fix.add == ("disagg/transfer=shared_memory",)
+
+    checked = Checker(space, is_run=False).check_overrides(words)  # it may be another machine's
+    assert checked.faults == ()
+    assert any(f"needs the package {package}" in str(found) for found in checked.warnings)

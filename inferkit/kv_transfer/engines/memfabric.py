@@ -95,5 +95,5 @@ def _library() -> Any:
     except ImportError as error:
         raise TransferEngineError(
             f"the memfabric engine needs the package memfabric-hybrid ({error}); install "
-            "'inferkit[memfabric]', or choose disagg.transfer=shared_memory or tcp"
+            "'inferkit[memfabric]', or choose disagg/transfer=shared_memory or disagg/transfer=tcp"
         ) from None

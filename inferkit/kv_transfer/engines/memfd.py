@@ -127,7 +127,7 @@ def _membarrier(command: int) -> None:
         why = "unknown machine" if number is None else os.strerror(ctypes.get_errno())
         raise TransferEngineError(
             f"shared memory needs the system call membarrier (Linux 4.16): {why}; "
-            "choose disagg.transfer=tcp"
+            "choose disagg/transfer=tcp"
         )
 
 

@@ -74,7 +74,7 @@ def _engine_class() -> Any:
     except ModuleNotFoundError as error:
         raise TransferEngineError(
             f"the mooncake engine needs the package of Mooncake ({error}); install "
-            "'inferkit[mooncake]', or choose disagg.transfer=shared_memory or tcp"
+            "'inferkit[mooncake]', or choose disagg/transfer=shared_memory or disagg/transfer=tcp"
         ) from None
     except ImportError as error:
         raise TransferEngineError(
