@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 
 from inferkit.config.faults import Cell, Fault, Fix, key_of
+from inferkit.config.keys import accepts_integer, find_key
 from inferkit.config.overrides import LOADED_ROLES, syntax_fault
 from inferkit.config.space import ConfigSpace
 
@@ -40,16 +41,32 @@ def expand(
         rows = BasicSweeper.split_arguments(parsed, None)[0]
     except HydraException:
         # Only an interval has no values that could be counted.
-        texts = [o.input_line or "" for o in parsed if o.is_interval_sweep()]
+        intervals = [o for o in parsed if o.is_interval_sweep()]
         problem = "has no single values; name them (0.5,0.9), give a range(1,5), or search it with "
         problem += "hydra/sweeper=optuna"
         return [], [
-            Fault(key=key_of(text), given=text, problem=problem, fix=Fix(drop=(key_of(text),)))
-            for text in texts
+            Fault(
+                key=o.key_or_group,
+                given=o.input_line or "",
+                problem=problem,
+                fix=_counted(space, o),
+            )
+            for o in intervals
         ]
     if not rows:
         return [], [_without_values(space, o) for o in parsed if _is_empty(o)]
     return [Cell(number=n, overrides=tuple(row)) for n, row in enumerate(rows)], []
+
+
+def _counted(space: ConfigSpace, override: Override) -> Fix:
+    """An axis of single values in the place of an interval; of real numbers nobody knows which."""
+    interval, key = override.value(), override.get_key_element()
+    assert isinstance(interval, IntervalSweep), "only an interval is asked for"
+    start, end = interval.start, interval.end
+    hint = find_key(space.compose_job(), override.key_or_group).hint
+    if accepts_integer(hint) and start is not None and end is not None and int(start) < int(end):
+        return Fix(add=(f"{key}=range({int(start)},{int(end)})",))
+    return Fix(drop=(key_of(override.input_line or ""),))
 
 
 def own_sweep_fault(space: ConfigSpace, text: str) -> Fault | None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
 
 from inferkit.config.faults import Fault, Fix, closest, did_you_mean, key_of, show
 from inferkit.config.meant import NO_PIPELINE
@@ -13,6 +14,7 @@ from inferkit.config.space import ConfigSpace
 from inferkit.config.syntax import syntax_fault
 
 PARALLEL = "parallel"
+TARGET = "_target_"
 SIMILAR_OPTION = 0.7
 """Options are short words: less likeness makes a cpu of an npu."""
 SWAPPED = re.compile(r"tp(\d+)dp(\d+)")
@@ -85,6 +87,11 @@ def _deletion_problem(space: ConfigSpace, override: Override) -> str:
         return f"takes nothing away: {group} has no default, so without +{group}=... there is none"
     if name not in (None, "", chosen):
         return f"takes nothing away: the default is {group}={chosen}"
+    node = OmegaConf.select(space.compose_job([f"~{group}"]), group.replace("/", "."))
+    if isinstance(node, DictConfig) and OmegaConf.is_missing(node, TARGET):
+        listed = ", ".join(space.options(group))
+        problem = "takes away what every run needs; leave it out, or choose an option"
+        return f"{problem}\noptions of {group}: {listed}"
     return ""
 
 
@@ -107,6 +114,8 @@ def _unknown_option(space: ConfigSpace, text: str, name: str, overrides: Sequenc
         return Fault(key=group, given=text, problem=plugin, fix=dropped)
     sign = "" if has_default else "+"
     guess = closest(name, options, SIMILAR_OPTION) or _swapped(name, options)
+    if group == PARALLEL and f"tp{name}" in options:
+        guess = f"tp{name}"
     meant = did_you_mean(guess and f"{sign}{group}={guess}")
     fix = Fix(add=(f"{sign}{group}={guess}",)) if guess else dropped
     return Fault(

@@ -31,12 +31,14 @@ from inferkit.config.keys import (
     similar_keys,
 )
 from inferkit.config.meant import NO_PIPELINE, as_bytes, derived_formula, is_pipeline, renamed
+from inferkit.config.rules import RANGES
 from inferkit.config.schema import DecodeSchedulerConfig, SchedulerConfig
 from inferkit.config.space import ConfigSpace
 from inferkit.config.stray_words import meant_options
 
 SIMILAR_CHOICE = 0.5
 """Choices are few, so that less likeness than elsewhere tells which one is meant (fp16)."""
+ALLOWED = {limits.key: limits for limits in RANGES}
 DECODE_OVERRIDES = "cluster.decode_overrides"
 DECODE_KEYS = frozenset(
     f"scheduler.{entry.name}"
@@ -126,12 +128,15 @@ def _type_fault(key: str, value: Any, hint: Any, text: str) -> Fault:
         told = used if value.is_integer() else None
     elif accepts_integer(hint) and (size := as_bytes(str(value))) is not None:
         told = str(size)
-    used = used or told
+    used, limits = used or told, ALLOWED.get(key)
+    if limits is not None and not used:
+        used = show(limits.use)
+    allowed = f"; allowed is {limits.text}" if limits is not None else ""
     meant = did_you_mean(told and shell_quote(f"{key}={told}"))
     return Fault(
         key=key,
         given=text,
-        problem=f"must be {describe_type(hint)}{meant}",
+        problem=f"must be {describe_type(hint)}{allowed}{meant}",
         fix=Fix(add=(f"{key}={used}",)) if used else _without(text),
     )
 
@@ -169,6 +174,9 @@ def _unknown_key(
     if fault is not None:
         return fault
     near = similar_keys(key, _known_keys(space, cfg, override, key))
+    group = closest(key, [name for name in space.groups if value in space.options(name)])
+    if group is not None:
+        near = [group]  # its option is named too
     fix, told = _without(text), list(near)
     if near and equals:
         told = [_written(space, name, value) for name in near]

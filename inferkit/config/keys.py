@@ -128,7 +128,13 @@ def describe_type(hint: Any) -> str:
         return f"a list such as '[{example}]'" + null
     if origin is dict:
         return "a dictionary such as '{a:1}'" + null
-    words = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+    words = {
+        int: "an integer",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        Any: "of another type",
+    }
     return words.get(inner, str(inner)) + null
 
 

@@ -35,14 +35,6 @@ RANGES: Mapping[str, _Range] = {
 
 def load(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) -> None:
     """The `load` node goes with `runner=load`, and that with a role that clients talk to."""
-    if cfg.runner._target_ != LOAD_RUNNER:
-        default = LoadConfig()
-        for name in (entry.name for entry in fields(LoadConfig)):
-            value = getattr(cfg.load, name)
-            if value != getattr(default, name):
-                findings.warn(f"load.{name}", value, "has no effect without runner=load")
-        return
-    _role(cfg, findings)
     default = LoadConfig()
     for name, limits in RANGES.items():
         value = getattr(cfg.load, name)
@@ -50,6 +42,13 @@ def load(cfg: InferenceConfig, resolved: InferenceConfig, findings: Findings) ->
             key, problem = f"load.{name}", f"is out of range; allowed is {limits.text}"
             use = getattr(default, name)
             findings.refuse(key, value, problem, use=1.0 if use is None else use)
+    if cfg.runner._target_ != LOAD_RUNNER:
+        for name in (entry.name for entry in fields(LoadConfig)):
+            value = getattr(cfg.load, name)
+            if value != getattr(default, name):
+                findings.warn(f"load.{name}", value, "has no effect without runner=load")
+        return
+    _role(cfg, findings)
     if cfg.load.rate is not None and cfg.load.concurrency != default.concurrency:
         problem = "limits nothing with load.rate: each request is sent when it is due"
         findings.warn("load.concurrency", cfg.load.concurrency, problem)

@@ -42,6 +42,8 @@ def check_memory(
     """
     if resolved.role in ("router", "cluster"):
         return 0
+    if resolved.kv_cache.num_blocks:
+        _warn_of_small_pool(resolved, arch, resolved.kv_cache.num_blocks, findings)
     planned, here = resolved.platform.device_memory, _memory_here(resolved) if asks_host else 0
     if is_run and here and planned > here:
         note = f"; platform.device_memory={planned} is more than this machine has"
@@ -84,7 +86,9 @@ def _check_sizes(resolved: InferenceConfig, arch: Any, limit: Limit, findings: F
     share = rank_share(resolved, arch)
     weights = share.weight_bytes
     if weights > limit.size:
-        fix = _more_ranks(resolved, arch, limit) if resolved.platform.device_memory else None
+        fix = None
+        if resolved.platform.device_memory:
+            fix = _more_ranks(resolved, arch, limit) or Fix(drop=("platform.device_memory",))
         findings.faults.append(_too_big(resolved, weights, limit, fix))
         return
     block_size = resolved.kv_cache.block_size
@@ -163,6 +167,22 @@ def _check_pool(resolved: InferenceConfig, per_block: int, room: int, findings: 
                 fix=Fix(add=("kv_cache.num_blocks=0",)),
                 related=("kv_cache.block_size",),
             )
+        )
+
+
+def _warn_of_small_pool(
+    resolved: InferenceConfig, arch: Any, num_blocks: int, findings: Findings
+) -> None:
+    """A pool of a size that was set, in which no request of the longest length has room."""
+    length, block_size = cached_len(resolved, arch), resolved.kv_cache.block_size
+    of_request = -(-length // block_size)
+    if length and num_blocks - 1 < of_request:
+        findings.warn(
+            "kv_cache.num_blocks",
+            num_blocks,
+            f"a request of engine.max_model_len={resolved.engine.max_model_len} has no room: it "
+            f"takes {of_request} blocks of {block_size} tokens beside the null block, so only "
+            f"shorter ones run; set {of_request + 1} or more, or 0 (automatic)",
         )
 
 

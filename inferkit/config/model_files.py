@@ -30,6 +30,8 @@ SMALL_ARCH = {
 """A shape for an example, as a config.json has it."""
 DIFFERS = re.compile(r"model\.arch\.(\w+)=(.*): (.*) has (.*); the file decides, drop the key")
 MISSPELT = re.compile(r"model\.arch\.(\w+) is not a known key; did you mean (\w+)\?")
+WRONG_VALUE = re.compile(r"model\.arch\.([\w.]+)=(.*?): (.+)")
+QUOTE = "'"
 ARCH_ATTRIBUTES = ("max_context_len", "num_parameters", "kv_bytes_per_token")
 """What `parse_arch` of a model's `arch` module must return, beside what the model itself reads."""
 
@@ -252,6 +254,50 @@ def _example_arch(cfg: InferenceConfig, problem: str = "") -> Fix | None:
     )
 
 
+def _arch_faults(cfg: InferenceConfig, problem: str, related: tuple[str, ...]) -> list[Fault]:
+    """Each value of `model.arch` that cannot be by itself, then what else is wrong there."""
+    lines = problem.splitlines()
+    found = [match for line in lines if (match := WRONG_VALUE.fullmatch(line)) is not None]
+    rest = [line for line in lines if WRONG_VALUE.fullmatch(line) is None]
+    wrong = {match[1].partition(".")[0] for match in found}
+    fix = _fitting_arch(cfg, problem, wrong)
+    faults = [
+        Fault(
+            key=f"model.arch.{match[1]}",
+            given=f"model.arch.{match[1]}={match[2].strip(QUOTE)}",
+            problem=match[3],
+            fix=fix,
+            related=related,
+        )
+        for match in found
+    ]
+    if rest:
+        text = "\n".join(rest)
+        faults.append(
+            Fault(key="model.arch", given="model.arch", problem=text, fix=fix, related=related)
+        )
+    return faults
+
+
+def _fitting_arch(cfg: InferenceConfig, problem: str, wrong: set[str]) -> Fix | None:
+    """A shape with what is right of `model.arch`; where that will not do, a small one.
+
+    Args:
+        wrong: keys whose value cannot be.
+    """
+    arch = dict(cfg.model.arch)
+    if wrong and "architectures" in arch:  # the option of one size has the right ones
+        return Fix(drop=tuple(f"model.arch.{name}" for name in sorted(wrong)))
+    right = {name: value for name, value in arch.items() if name not in wrong}
+    others = {name: value for name, value in right.items() if name not in SMALL_ARCH}
+    for kept in (right, others):
+        fitting = replace(cfg, model=replace(cfg.model, arch=kept))
+        fix = _example_arch(fitting, problem)
+        if fix is not None:
+            return replace(fix, drop=_without_arch(cfg).drop)
+    return None
+
+
 def _without_arch(cfg: InferenceConfig) -> Fix:
     """The command without any key of `model.arch`."""
     return Fix(drop=("model.arch", *(f"model.arch.{name}" for name in cfg.model.arch)))
@@ -341,8 +387,8 @@ def _parsed(
         fix: Fix | None = EXAMPLE
         if key == "model.arch" and origin is not None:
             fix = _other_option(cfg, model_targets or {})
-        elif key == "model.arch":
-            fix = _example_arch(cfg, str(error))
+        if origin is None:
+            return ModelFiles(faults=_arch_faults(cfg, str(error), related))
         problem = _shortened(str(error))
         fault = Fault(key=key, given=given, problem=problem, fix=fix, related=related)
         return ModelFiles(faults=[fault])

@@ -41,8 +41,13 @@ def compose_checked(space: ConfigSpace, overrides: Sequence[str]) -> Composition
     faults: dict[str, Fault] = repeated_choices(space, overrides)
     groups: list[str] = []
     keys: list[str] = []
+    apart = _apart(space, overrides)
+    values = dict(zip(overrides, overrides[1:], strict=False))
+    told = {values[text] for text in apart}  # with the key before them
     for text in overrides:
-        fault = faults.get(text) or syntax_fault(space, text)
+        if text in told:
+            continue
+        fault = faults.get(text) or apart.get(text) or syntax_fault(space, text)
         fault = fault or _sweep_fault(space, space.parse(text))
         if fault is None and _is_group_choice(space, space.parse(text)):
             fault = group_fault(space, space.parse(text), overrides)
@@ -67,8 +72,22 @@ def compose_checked(space: ConfigSpace, overrides: Sequence[str]) -> Composition
     ordered = tuple(faults[text] for text in dict.fromkeys(overrides) if text in faults)
     if full is not space.compose(groups):
         ordered += tuple(hydra_secret_faults(full.hydra))
-    used = tuple(text for text in overrides if text not in faults)
+    used = tuple(text for text in overrides if text not in faults and text not in told)
     return Composition(cfg=cfg, hydra=full.hydra, faults=ordered, used=used)
+
+
+def _apart(space: ConfigSpace, overrides: Sequence[str]) -> dict[str, Fault]:
+    """Keys whose value is the next word, without a '=' between: `scheduler.batch_size 4`."""
+    faults = {}
+    for key, value in zip(overrides, overrides[1:], strict=False):
+        joined = f"{key}={value}"
+        if "=" in key + value or key.startswith("~") or "." not in key or value.startswith("~"):
+            continue
+        if syntax_fault(space, joined) is None and find_key(space.compose_job(), key).is_known:
+            fix = Fix(add=(joined,), drop=(key, value))
+            problem = f"is one word with its value; write {shell_quote(joined)}"
+            faults[key] = Fault(key=key, given=f"{key} {value}", problem=problem, fix=fix)
+    return faults
 
 
 def _nodes_unknown(faults: Collection[Fault]) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ def test_a_value_of_the_wrong_type_is_told_once(checker: Checker) -> None:
 
 
 def test_a_group_that_was_taken_away(checker: Checker) -> None:
-    assert keys(checker, "~runner") == ["runner._target_"]
+    assert keys(checker, "~runner") == ["runner"]
 
 
 def test_add_new_drops_consequences() -> None:

@@ -100,3 +100,9 @@ def test_prompts_fit_a_step_without_chunked_prefill():
     assert fault.fix.add == ("load.prompt_len=100",)
     chunked = replace(scheduler, enable_chunked_prefill=True)
     assert lengths(1000, chunked, prompt_len=128, output_len=64) == []
+
+
+def test_a_wrong_value_is_told_also_where_the_node_is_not_read():
+    cfg = InferenceConfig(role="cluster", load=LoadConfig(rate=-1.0))
+    (fault,) = findings_of(cfg).faults
+    assert fault.key == "load.rate" and "allowed is > 0, or null" in fault.problem

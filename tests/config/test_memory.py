@@ -161,3 +161,17 @@ def test_the_memory_of_this_machine_can_be_left_out_of_it(
 def test_mib() -> None:
     assert mib(999) == "999 bytes"
     assert mib(3 * 2**30) == "3,072 MiB"
+
+
+def test_a_pool_without_room_for_a_whole_request_is_a_warning(
+    checker: Checker, make_model: Callable[..., Path]
+) -> None:
+    # 288 tokens take 3 blocks of 128 tokens, beside the null block.
+    model = make_model()
+    small = check(checker, model, "kv_cache.num_blocks=3", "scheduler.batch_size=1")
+    enough = check(checker, model, "kv_cache.num_blocks=4", "scheduler.batch_size=1")
+
+    (warning,) = (found for found in small.warnings if found.key == "kv_cache.num_blocks")
+    assert "takes 3 blocks of 128 tokens" in warning.problem and "set 4 or more" in warning.problem
+    assert small.faults == () and enough.faults == ()
+    assert not any(found.key == "kv_cache.num_blocks" for found in enough.warnings)

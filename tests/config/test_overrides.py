@@ -60,7 +60,8 @@ def fault_of(space: ConfigSpace, text: str) -> Fault:
         ("scheduler.batch_size=abc", "must be an integer"),
         (
             "scheduler.batch_size=8.0",
-            "must be an integer; did you mean scheduler.batch_size=8?",
+            "must be an integer; allowed is 0 (automatic) or >= 1; "
+            "did you mean scheduler.batch_size=8?",
         ),
         ("model.with_ckpt=maybe", "must be true or false"),
         ("load.rate=fast", "must be a number or null"),
@@ -80,7 +81,8 @@ def fault_of(space: ConfigSpace, text: str) -> Fault:
         ("parallel.node_ips=a,b", "is a list, which is written 'parallel.node_ips=[a,b]'"),
         (
             "platform.device_memory=1.5GiB",
-            "must be an integer; did you mean platform.device_memory=1610612736?",
+            "must be an integer; allowed is 0 (ask the device) or a number of bytes; "
+            "did you mean platform.device_memory=1610612736?",
         ),
         # free-form dictionaries
         (

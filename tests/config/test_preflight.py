@@ -61,7 +61,7 @@ def test_a_good_command(space: ConfigSpace) -> None:
             [f"parallel.{n}_size=3" for n in ("world", "cp")] + ["data.limit=3"],
         ),
         (["parallel.attn_tp_size=2.5"], ["parallel.attn_tp_size=2", "parallel.world_size=2"]),
-        (["scheduler.batch_size=abc", "data.limit=3"], ["data.limit=3"]),
+        (["scheduler.batch_size=abc", "data.limit=3"], ["scheduler.batch_size=0", "data.limit=3"]),
         (["parallel.foo=1", "data.limit=3"], ["data.limit=3"]),
         (["++data={topp:0.3}", "data.limit=3"], ["data.top_p=0.3", "data.limit=3"]),
         (["seed=3"], ["data.seed=3"]),
