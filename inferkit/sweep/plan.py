@@ -145,13 +145,14 @@ def _check_names(subdir: str, names: Sequence[str], cells: Sequence[Cell]) -> No
     """
     numbers: dict[PurePath, int] = {}
     advice = f"leave {SUBDIR} out, which gives each cell its number"
+    shorter = ", or have fewer keys in it: hydra.job.config.override_dirname.exclude_keys=[KEY]"
     for name, cell in zip(names, cells, strict=True):
         path = PurePath(name)
         shown = f"{SUBDIR}={subdir} gives cell #{cell.number} the folder {name}"
         if path.is_absolute() or ".." in path.parts or not path.parts:
             raise ConfigError(f"{shown}, which is not below that of the sweep; {advice}")
         if any(len(part.encode()) > MAX_NAME_BYTES for part in path.parts):
-            raise ConfigError(f"{shown}, a name that no file system takes; {advice}")
+            raise ConfigError(f"{shown}, a name that no file system takes; {advice}{shorter}")
         for other, number in numbers.items():
             if path == other or other in path.parents or path in other.parents:
                 raise ConfigError(f"{shown}, where cell #{number} has {other}; {advice}")
