@@ -77,7 +77,10 @@ def resume_sweep(sweep_dir: Path, more: Sequence[str] = (), flags: Sequence[str]
     _tell(f"inferkit: resuming {command}")
     verdict = preflight(command, arguments.space())
     if not verdict.is_good:
-        _tell(verdict.message)
+        # A whole command with another grid would replace the sweep of this folder if it is copied.
+        _tell(verdict.message.partition("\nthis works")[0].rstrip())
+        again = Command(program=program_name(), verb="resume", overrides=(str(sweep_dir),))
+        _tell(f"\ncorrect the words after the folder:\n  {again} ...")
         return EXIT_REFUSED
     return start_sweep(arguments, verdict)
 
