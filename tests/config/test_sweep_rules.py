@@ -104,6 +104,8 @@ def test_names_are_those_that_runs_write_and_summaries_derive() -> None:
 
     offline = collect_metrics([], [], peak_memory_bytes=1, expert_load={0: [1, 2]})
     one = Outcome(request_id=0, num_prompt_tokens=1)
-    load = collect_load_metrics([one], has_rate=True, load_time_s=1.0, num_devices=1)
+    load = collect_load_metrics(
+        [one], has_rate=True, load_time_s=1.0, num_devices=1, client_cpu_s=0.1
+    )
     derived = {"output_tokens_per_s_per_device", "goodput", "goodput_per_device", "slo_attainment"}
     assert set(METRICS) - set(flat_metrics(offline)) - set(flat_metrics(load)) == derived
