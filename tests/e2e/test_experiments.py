@@ -32,7 +32,7 @@ def experiments():
             yield pytest.param(name, config, marks=mark, id=name)
 
 
-@pytest.mark.parametrize(("name", "config"), experiments())
+@pytest.mark.parametrize(("name", "config"), list(experiments()))
 def test_an_experiment_runs(tmp_path, name, config):
     sizes = [f"model.arch.{key}={SMALL[key]}" for key in SMALL if key in config.model.arch]
     words = [
