@@ -25,16 +25,7 @@ def expand(
     Args:
         params: `hydra.sweeper.params`, the axes of a sweep that is written in a file.
     """
-    faults = []
-    parsed = []
-    for text in [*(f"{key}={value}" for key, value in params.items()), *overrides]:
-        fault = syntax_fault(space, text) or own_sweep_fault(space, text)
-        if fault is not None:
-            faults.append(fault)
-            continue
-        override = space.parse(text)
-        if not override.is_hydra_override():
-            parsed.append(override)
+    parsed, faults = parse_axes(space, overrides, params)
     if faults:
         return [], faults
     try:
@@ -56,6 +47,24 @@ def expand(
     if not rows:
         return [], [_without_values(space, o) for o in parsed if _is_empty(o)]
     return [Cell(number=n, overrides=tuple(row)) for n, row in enumerate(rows)], []
+
+
+def parse_axes(
+    space: ConfigSpace, overrides: Sequence[str], params: Mapping[str, str]
+) -> tuple[list[Override], list[Fault]]:
+    """The job's overrides, those of `params` first, or what is wrong with any.
+
+    Args:
+        params: `hydra.sweeper.params`.
+    """
+    parsed, faults = [], []
+    for text in [*(f"{key}={value}" for key, value in params.items()), *overrides]:
+        fault = syntax_fault(space, text) or own_sweep_fault(space, text)
+        if fault is not None:
+            faults.append(fault)
+        elif not space.parse(text).is_hydra_override():
+            parsed.append(space.parse(text))
+    return parsed, faults
 
 
 def _counted(space: ConfigSpace, override: Override) -> Fix:

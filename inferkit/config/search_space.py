@@ -11,8 +11,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import DictConfig, OmegaConf
 
 from inferkit.config.faults import Cell, Fault, Fix, key_of
-from inferkit.config.grid import own_sweep_fault
-from inferkit.config.overrides import syntax_fault
+from inferkit.config.grid import parse_axes
 from inferkit.config.space import ConfigSpace
 from inferkit.config.sweep_rules import is_higher_better
 
@@ -36,19 +35,11 @@ def probes(
     Args:
         params: `hydra.sweeper.params`.
     """
-    faults: list[Fault] = []
-    axes: dict[str, list[str]] = {}
-    for text in [*(f"{key}={value}" for key, value in params.items()), *overrides]:
-        fault = syntax_fault(space, text) or own_sweep_fault(space, text)
-        if fault is not None:
-            faults.append(fault)
-            continue
-        override = space.parse(text)
-        if not override.is_hydra_override():
-            # A value on the command line takes the place of one in a file.
-            axes[override.key_or_group] = _words(override)
+    parsed, faults = parse_axes(space, overrides, params)
     if faults:
         return [], faults
+    # A value on the command line takes the place of one in a file.
+    axes = {override.key_or_group: _words(override) for override in parsed}
     rows = [[words[0] for words in axes.values()]]
     for place, words in enumerate(axes.values()):
         rows += [[*rows[0][:place], word, *rows[0][place + 1 :]] for word in words[1:]]
